@@ -29,7 +29,7 @@ from epfast.estimators.base import (
     stacked,
     tally,
 )
-from epfast.estimators.linear import Coefficients
+from epfast.estimators.linear import AnyPosterior, Coefficients
 from epfast.estimators.units import ColumnMoments, Units
 from epfast.gaussian.linear_posterior import uncentered_posterior
 from epfast.gaussian.priors import checked_variances
@@ -202,7 +202,7 @@ def _less(block: Any, center: Array) -> Any:
 
 
 @estimator
-class LinearClassifier(_Linear, LatentClassifier):
+class LinearClassifier(_Linear, LatentClassifier[AnyPosterior]):
     """A linear model of two classes or more, whose rows are on a cluster.
 
     With more than two classes one posterior per class, that class against the rest, combined as in

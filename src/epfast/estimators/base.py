@@ -6,25 +6,43 @@ Needs the extra ``epfast[sklearn]``.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Any, NamedTuple, TypeVar, cast, dataclass_transform
+from typing import (
+    TYPE_CHECKING,
+    Concatenate,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    Self,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    dataclass_transform,
+)
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
+from scipy import LowLevelCallable, sparse, special
 
 from epfast import _checks, backend, inference, losses
-from epfast._arrays import Array, to_float64
+from epfast._arrays import Array, Indices, to_float64
 from epfast.gaussian.choices import copies
-from epfast.gaussian.posterior import shifted
+from epfast.gaussian.posterior import GaussianPosterior, Posterior, shifted
 from epfast.gaussian.problem import ends_of
-from epfast.inference.records import warn_user
+from epfast.inference import Engine, Fit
+from epfast.inference.records import Recorded, warn_user
 from epfast.inference.report import WEIGHTS, leave_one_out, not_counts
 from epfast.inference.runtime import blas_threads, cores, threads_of, with_room
 from epfast.losses import Loss, Multiclass, quantiles
 from epfast.losses.names import LABELS, NUMBERS, loss_at_door, own_name
+from epfast.parametric import NetworkPosterior
+from epfast.schedules import Schedule
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 NEEDED = "epfast's estimators need scikit-learn >= 1.4: pip install 'epfast[sklearn]'"
 with _checks.needs(NEEDED, "sklearn"):
@@ -46,25 +64,64 @@ try:
     from sklearn.utils.validation import validate_data as _validated
 except ImportError:  # scikit-learn 1.4 and 1.5
 
-    def _validated(estimator: Any, *args: Any, **arguments: Any) -> Any:
+    def _validated(
+        estimator: BaseEstimator, X: RowsGiven, *y: ArrayLike | None, **checks: Parameter
+    ) -> Rows | tuple[Rows, Labels]:
         """Call the method, which older versions have in place of the function."""
-        return estimator._validate_data(*args, **arguments)
+        checked: Rows | tuple[Rows, Labels] = estimator._validate_data(X, *y, **checks)
+        return checked
 
 
 T = TypeVar("T")
 R = TypeVar("R")
-F = TypeVar("F", bound=Callable[..., Any])
+E = TypeVar("E", bound=BaseEstimator)
+A = TypeVar("A", bound=GaussianPosterior)
+#: the posteriors of an estimator, and those of latent values, one or several per row
+Q = TypeVar("Q", bound=Recorded)
+L = TypeVar("L", bound=Posterior | NetworkPosterior)
+P = ParamSpec("P")
+
+#: rows that were checked, dense or CSR, and as a user gives them
+Rows: TypeAlias = Array | sparse.csr_array
+RowsGiven: TypeAlias = ArrayLike | sparse.csr_array
+#: labels of any kind, or responses
+Labels = NDArray[np.generic]
+#: as scikit-learn takes it
+Seed = int | np.integer | np.random.RandomState | None
+#: as a user gives a loss: itself, its name, or a function
+LossGiven: TypeAlias = Loss | str | LowLevelCallable | Callable[..., float]
+#: by label, or "balanced"
+ClassWeight = dict[str | float, float] | str | None
+#: what a parameter of an estimator may be, kernels of scikit-learn apart
+Parameter: TypeAlias = LossGiven | Seed | Schedule | ClassWeight | ArrayLike
+
+
+class Input(TypedDict, total=False):
+    """What scikit-learn shall check of X."""
+
+    dtype: type[np.float64] | None
+    accept_sparse: str
+    ensure_2d: bool
+
+
+class Report(NamedTuple):
+    """A fit of which there may be something to warn, see :func:`epfast.inference.warn_of`."""
+
+    fit: Fit | Recorded
+    #: what was run
+    engine: Engine
+    schedule: Schedule
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
 def estimator(cls: type[T]) -> type[T]:
     """Make the annotated names of an estimator, and of its bases, its keyword parameters."""
-    made: Any = dataclass(kw_only=True, eq=False, repr=False, match_args=False)(cls)
-    made.__init__ = _checks.named(made.__init__)
+    dataclass(kw_only=True, eq=False, repr=False, match_args=False)(cls)
+    cls.__init__ = _checks.named(cls.__init__)  # type: ignore[method-assign]
     return cls
 
 
-def all_or_nothing(fit: F) -> F:
+def all_or_nothing(fit: Callable[Concatenate[E, P], R]) -> Callable[Concatenate[E, P], R]:
     """Let Ctrl-C leave the estimator as it was before ``fit``, fitted or not.
 
     It comes out as :class:`epfast.Interrupted`, whose ``posterior`` is that of the binary problem
@@ -72,7 +129,7 @@ def all_or_nothing(fit: F) -> F:
     """
 
     @wraps(fit)
-    def fit_or_leave(self: Any, *arguments: Any, **named: Any) -> Any:
+    def fit_or_leave(self: E, /, *arguments: P.args, **named: P.kwargs) -> R:
         before = self.__dict__.copy()
         try:
             return fit(self, *arguments, **named)
@@ -81,28 +138,62 @@ def all_or_nothing(fit: F) -> F:
             self.__dict__.update(before)
             raise inference.Interrupted(getattr(pressed, "posterior", None)) from None
 
-    return fit_or_leave  # type: ignore[return-value]
+    return fit_or_leave
 
 
-def validate_data(estimator: Any, X: Any, *args: Any, **arguments: Any) -> Any:
+def validate_data(
+    estimator: BaseEstimator,
+    X: RowsGiven,
+    y: ArrayLike | None,
+    *,
+    reset: bool = True,
+    y_numeric: bool = False,
+    **checks: Unpack[Input],
+) -> tuple[Rows, Labels]:
+    """Rows and y, as scikit-learn's function of this name has them, see :func:`validate_rows`."""
+    _checks.not_lazy("X", X)
+    _checks.not_lazy("y", y)
+    if y_numeric:
+        _refuse_times("y", y)
+    checked = _validate(estimator, X, (y,), reset, y_numeric, checks)
+    assert isinstance(checked, tuple)
+    return checked
+
+
+def validate_rows(
+    estimator: BaseEstimator, X: RowsGiven, *, reset: bool = True, **checks: Unpack[Input]
+) -> Rows:
     """As scikit-learn's function, which reads times as numbers and names no columns of text.
 
     Collections of Dask are refused, which it would compute.
     """
-    for name, value in zip(("X", "y"), (X, *args), strict=False):
-        _checks.not_lazy(name, value)
+    _checks.not_lazy("X", X)
+    rows = _validate(estimator, X, (), reset, False, checks)
+    assert not isinstance(rows, tuple)
+    return rows
+
+
+def _validate(
+    estimator: BaseEstimator,
+    X: RowsGiven,
+    y: tuple[ArrayLike | None, ...],
+    reset: bool,
+    y_numeric: bool,
+    checks: Input,
+) -> Rows | tuple[Rows, Labels]:
+    """Rows, and y where it is given. scikit-learn's words, led by the names of the arguments."""
     if not (isinstance(X, np.ndarray) and X.dtype.kind in "biufU"):
         _refuse_times("X", X)
-    if arguments.get("y_numeric"):
-        _refuse_times("y", args[0])
     try:
-        return _validated(estimator, X, *args, **arguments)
+        numeric = {"y_numeric": True} if y_numeric else {}
+        return _validated(estimator, X, *y, reset=reset, **checks, **numeric)
     except (TypeError, ValueError, OverflowError) as error:
-        kinds = zip(X.columns, X.dtypes, strict=True) if hasattr(X, "columns") else ()
+        frame: DataFrame | None = X if hasattr(X, "columns") else None
+        kinds = () if frame is None else zip(frame.columns, frame.dtypes, strict=True)
         text = [str(name) for name, dtype in kinds if getattr(dtype, "kind", "f") not in "biuf"]
         if not text:
             kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"{'X or y' if args else 'X'} cannot be used: {error}") from error
+            raise kind(f"{'X or y' if y else 'X'} cannot be used: {error}") from error
         raise ValueError(
             f"X holds no numbers in the columns {', '.join(text)}; allowed: numbers; encode "
             "categories, for example by sklearn.preprocessing.OneHotEncoder in a pipeline, or use "
@@ -110,7 +201,7 @@ def validate_data(estimator: Any, X: Any, *args: Any, **arguments: Any) -> Any:
         ) from None
 
 
-def _refuse_times(name: str, value: Any) -> None:
+def _refuse_times(name: str, value: RowsGiven | None) -> None:
     """As :func:`epfast._checks.no_times`, of what is an array. Else scikit-learn says what is."""
     try:
         _checks.no_times(name, value)
@@ -118,20 +209,28 @@ def _refuse_times(name: str, value: Any) -> None:
         return
 
 
-def validate_fit(estimator: Any, X: Any, y: Any, **given: Any) -> Any:
+def validate_fit(
+    estimator: BaseEstimator,
+    X: RowsGiven,
+    y: ArrayLike,
+    *,
+    y_numeric: bool = False,
+    **checks: Unpack[Input],
+) -> tuple[Rows, Labels]:
     """As validate_data, which takes a third of a fit of 200 rows: plain arrays need less.
 
     Those are matrices of finite doubles, and finite numbers or text, one per row. For fits alone.
     """
-    plain = type(X) is type(y) is np.ndarray and X.dtype == np.float64 and y.dtype.kind in "biufU"
-    if plain and X.ndim == 2 and X.size and y.shape == X.shape[:1]:
-        with np.errstate(all="ignore"):
-            sums = X.sum(), y.sum() if y.dtype.kind == "f" else 0.0
-        if np.isfinite(sums).all():
-            estimator.n_features_in_ = X.shape[1]
-            vars(estimator).pop("feature_names_in_", None)
-            return X, y
-    return validate_data(estimator, X, y, **given)
+    if type(X) is np.ndarray and type(y) is np.ndarray:
+        plain = X.dtype == np.float64 and X.ndim == 2 and X.size > 0
+        if plain and y.dtype.kind in "biufU" and y.shape == X.shape[:1]:
+            with np.errstate(all="ignore"):
+                sums = X.sum(), y.sum() if y.dtype.kind == "f" else 0.0
+            if np.isfinite(sums).all():
+                estimator.n_features_in_ = X.shape[1]
+                vars(estimator).pop("feature_names_in_", None)
+                return X, y
+    return validate_data(estimator, X, y, y_numeric=y_numeric, **checks)
 
 
 #: the largest weight of a row: with less all rows say nothing, and EP counts to the most
@@ -140,7 +239,7 @@ LEAST_WEIGHT, MOST_WEIGHT = 1e-15, 1e15
 SIZES = (1e-150, 1e150)
 
 
-def check_sizes(X: Any, y: Any = None, loss: Loss | None = None) -> None:
+def check_sizes(X: Rows, y: ArrayLike | None = None, loss: Loss | None = None) -> None:
     """Refuse rows so small or large, and y that vary by so little or much, that squares are lost.
 
     X may hold texts, for a kernel on these. Of y only its own unit tells: None are labels.
@@ -148,8 +247,9 @@ def check_sizes(X: Any, y: Any = None, loss: Loss | None = None) -> None:
     if X.dtype.kind not in "fiu":
         return
     check_ends(*ends_of(X))
-    in_unit = loss is not None and loss.in_units_of_y and np.ndim(y) == 1
-    ends = (float(np.min(y)), float(np.max(y))) if in_unit else (0.0, 0.0)
+    ends = 0.0, 0.0
+    if y is not None and loss is not None and loss.in_units_of_y and np.ndim(y) == 1:
+        ends = float(np.min(y)), float(np.max(y))
     spread = ends[1] - ends[0] or abs(ends[0])  # of constant y their size is their unit
     if spread and not SIZES[0] ** 0.5 <= spread <= SIZES[1] ** 0.5:
         raise ValueError(
@@ -158,7 +258,7 @@ def check_sizes(X: Any, y: Any = None, loss: Loss | None = None) -> None:
         )
 
 
-def check_ends(least: Any, most: Any) -> None:
+def check_ends(least: Array, most: Array) -> None:
     """Refuse columns, of which these are the ends, whose squares are lost."""
     size = float(max(most.max(), -least.min()))
     if size and not SIZES[0] <= size <= SIZES[1]:
@@ -176,15 +276,16 @@ class EvidenceWarning(UserWarning):
     """A search maximised a log evidence that says less than its name."""
 
 
-def seed_of_draws(random_state: Any) -> int:
+def seed_of_draws(random_state: Seed) -> int:
     """A seed of NumPy's generators, drawn by any of scikit-learn's kinds. None draws afresh."""
     return int(random_state_of(random_state).randint(np.iinfo(np.int32).max))
 
 
-def random_state_of(given: Any) -> Any:
+def random_state_of(given: Seed) -> np.random.RandomState:
     """A generator of NumPy's older kind, of any of scikit-learn's kinds of seeds."""
     try:
-        return check_random_state(given)
+        state: np.random.RandomState = check_random_state(given)
+        return state
     except ValueError:
         raise ValueError(
             f"random_state is {_checks.describe(given)}; allowed: None, an integer from 0 to "
@@ -192,7 +293,7 @@ def random_state_of(given: Any) -> Any:
         ) from None
 
 
-def fit_seed(random_state: Any) -> int:
+def fit_seed(random_state: Seed) -> int:
     """The seed of a fit: 0 for None, since a fit depends on its arguments alone. Integers are."""
     if random_state is None:
         return 0
@@ -201,24 +302,21 @@ def fit_seed(random_state: Any) -> int:
     return seed_of_draws(random_state)
 
 
-def uncounted(post: Any) -> Any:
+def uncounted(post: A) -> A:
     """A posterior to start from, whose sweeps are those of an earlier fit, not of this one."""
     return replace(post, state=post.state._replace(sweeps=0))
 
 
-def warn_of_fits(reports: Iterable[tuple[Any, ...]]) -> None:
-    """Warn of fits, as :func:`epfast.inference.warn_of` does.
-
-    reports: the arguments of ``warn_of`` of each fit.
-    """
-    for fit, sites, schedule in reports:
-        inference.warn_of(fit, sites, schedule, ConvergenceWarning)
+def warn_of_fits(reports: Iterable[Report]) -> None:
+    """Warn of fits, as :func:`epfast.inference.warn_of` does."""
+    for fit, engine, schedule in reports:
+        inference.warn_of(fit, engine, schedule, ConvergenceWarning)
 
 
 # ---- labels and weights ----
 
 
-def _halves(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]] | None:
+def _halves(labels: Labels) -> tuple[Labels, NDArray[np.bool_]] | None:
     """Two labels in order and where the second is, without a sort. None: it takes one."""
     if labels.dtype.kind not in "biufU" or not len(labels):
         return None
@@ -231,7 +329,7 @@ def _halves(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]] | No
     return (classes, second) if classes[0] < classes[1] else (classes[::-1].copy(), first)
 
 
-def numbered(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
+def numbered(labels: Labels) -> tuple[Labels, Indices]:
     """The different labels in order, and the number of each label among them."""
     halves = _halves(labels)
     if halves is None:
@@ -240,7 +338,7 @@ def numbered(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
     return halves[0], halves[1].astype(np.intp)
 
 
-def check_labels(labels: NDArray[Any]) -> None:
+def check_labels(labels: Labels) -> None:
     """Refuse what are no labels of classes."""
     halves = _halves(labels)
     if halves is not None:  # then scikit-learn, which sorts, finds fault with fractions alone
@@ -259,7 +357,7 @@ def check_labels(labels: NDArray[Any]) -> None:
         ) from None
 
 
-def loss_of_labels(given: Any) -> Loss:
+def loss_of_labels(given: LossGiven) -> Loss:
     """The loss of a classifier. Those whose y are not labels of classes are refused."""
     loss = loss_at_door(given, LABELS)
     if not (loss.by_margin or isinstance(loss, Multiclass)):
@@ -270,7 +368,7 @@ def loss_of_labels(given: Any) -> Loss:
     return loss
 
 
-def sample_weights(rows: Any, sample_weight: ArrayLike) -> Array:
+def sample_weights(rows: Rows, sample_weight: ArrayLike) -> Array:
     """Weights of the rows, checked, (n,)."""
     given = _checks.real_array("sample_weight", sample_weight)
     if not given.any():  # scikit-learn says so without the name
@@ -294,10 +392,10 @@ def sample_weights(rows: Any, sample_weight: ArrayLike) -> Array:
 
 
 def row_weights(
-    rows: Any,
-    labels: NDArray[Any],
+    rows: Rows,
+    labels: Labels,
     sample_weight: ArrayLike | None,
-    class_weight: dict[Any, float] | str | None,
+    class_weight: ClassWeight,
 ) -> Array | None:
     """Sample weight times class weight, (n,). None if all are 1."""
     if sample_weight is None and class_weight is None:
@@ -338,7 +436,7 @@ def row_weights(
 # ---- threads ----
 
 
-def jobs_of(n_jobs: Any) -> int:
+def jobs_of(n_jobs: int | None) -> int:
     """The number of threads that ``n_jobs`` asks for, as scikit-learn counts them.
 
     None: 1, unless a ``joblib.parallel_config`` says more. -1: as many as the process may use. -2:
@@ -356,7 +454,7 @@ def jobs_of(n_jobs: Any) -> int:
     return threads_of(n_jobs)
 
 
-def shares(n_jobs: Any, count: int) -> tuple[int, int | None]:
+def shares(n_jobs: int | None, count: int) -> tuple[int, int | None]:
     """Threads over so many problems, and those inside each of them. None: as BLAS has them.
 
     Problems come first, as they need not wait for each other, and have one thread each.
@@ -367,7 +465,7 @@ def shares(n_jobs: Any, count: int) -> tuple[int, int | None]:
     return 1, None if n_jobs is None else jobs
 
 
-def in_threads(calls: list[Callable[[], R]], jobs: int) -> list[R]:
+def in_threads(calls: Sequence[Callable[[], R]], jobs: int) -> list[R]:
     """Results of the calls, in their order, by so many threads. BLAS has one in each."""
     jobs = with_room(jobs)
     if jobs == 1 or len(calls) < 2:
@@ -383,46 +481,47 @@ def in_threads(calls: list[Callable[[], R]], jobs: int) -> list[R]:
 # ---- what estimators predict ----
 
 
-class Points(NamedTuple):
+class Points(NamedTuple, Generic[Q]):
     """Points of an average over hyper-parameters, at rows."""
 
     weights: Array
     #: of each point, a posterior for each class
-    posteriors: list[list[Any]]
+    posteriors: Sequence[Sequence[Q]]
     #: and what they say: mean and variance, (n,) each
     latents: list[list[tuple[Array, Array]]]
 
 
-class Posteriors:
+class Posteriors(BaseEstimator, Generic[Q]):  # type: ignore[misc]
     """What an estimator has fitted: one posterior, or one for each class against the rest."""
 
-    posteriors_: list[Any]
+    posteriors_: Sequence[Q]
 
-    def set_params(self, **given: Any) -> Any:
+    def set_params(self, **given: Parameter) -> Self:
         """Set parameters, as scikit-learn does; of unknown names the message says what is meant."""
-        known = cast(Any, self).get_params(deep=False)
+        known = self.get_params(deep=False)
         for name in given:
             if "__" not in name and name not in known:
                 raise ValueError(
                     f"Invalid parameter {name!r} for estimator {type(self).__name__}. Valid "
                     f"parameters are: {sorted(known)}{_checks.meant(name, known)}"
                 )
-        return cast(Any, super()).set_params(**given)
+        super().set_params(**given)
+        return self
 
-    def _input(self) -> dict[str, Any]:
+    def _input(self) -> Input:
         """What scikit-learn shall check of X."""
         return {"dtype": np.float64}
 
-    def _rows(self, X: Any) -> Any:
+    def _rows(self, X: RowsGiven) -> Rows:
         """Rows to predict, checked."""
         check_is_fitted(self)
-        return validate_data(self, X, reset=False, **self._input())
+        return validate_rows(self, X, reset=False, **self._input())
 
-    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
+    def _latents(self, rows: Rows) -> list[tuple[Array, Array]]:
         """Mean and variance, (n,) each, for every posterior."""
         raise NotImplementedError
 
-    def _points(self, rows: Any, variances: bool = True) -> Points:
+    def _points(self, rows: Rows, variances: bool = True) -> Points[Q]:
         """The posteriors of each point of an average, or of the one there is, at these rows.
 
         variances: whether they are needed. Else they may be NaN.
@@ -430,14 +529,14 @@ class Posteriors:
         del variances
         return Points(np.ones(1), [self.posteriors_], [self._latents(rows)])
 
-    def _set_fits(self, posteriors: list[Any], log_evidence: float) -> None:
+    def _set_fits(self, posteriors: Sequence[Q], log_evidence: float) -> None:
         """Set the attributes that all fits have."""
         self.posteriors_, self.log_evidence_ = posteriors, log_evidence
         self.n_iter_ = max(post.n_sweeps for post in posteriors)
         self.converged_ = all(post.converged for post in posteriors)
 
     @property
-    def posterior_(self) -> Any:
+    def posterior_(self) -> Q:
         """The posterior, where there is one. Else there is ``posteriors_``."""
         name, posteriors = type(self).__name__, self.__dict__.get("posteriors_")
         if posteriors is None:
@@ -447,22 +546,35 @@ class Posteriors:
                 f"this {name} has no posterior_: it fitted each of {len(posteriors)} classes "
                 "against the rest, and has a posterior for each in posteriors_"
             )
-        return posteriors[0]
+        post: Q = posteriors[0]
+        return post
 
 
-class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class Training(NamedTuple):
+    """Rows and labels of a fit, checked."""
+
+    rows: Rows
+    #: of the classes, (n,)
+    numbers: Indices
+    #: responses of each problem
+    targets: list[Array]
+    weights: Array | None
+    loss: Loss
+
+
+class LatentClassifier(ClassifierMixin, Posteriors[L]):  # type: ignore[misc]
     """Base of the classifiers: predictions from latent values, one per row (and class)."""
 
     # parameters of those that fit by _training
-    loss: Any
-    class_weight: dict[Any, float] | str | None
+    loss: LossGiven
+    class_weight: ClassWeight
     #: the labels, sorted
-    classes_: NDArray[Any]
+    classes_: Labels
     #: how the classes deny each other. Networks, and one posterior, have 0
     coupling_: float = 0.0
     #: places in ``classes_`` of the classes that some row of positive weight has. The others, which
     #: no posterior knows, have probability 0
-    _seen: NDArray[np.intp]
+    _seen: Indices
 
     def predict_latent(self, X: ArrayLike) -> tuple[Array, Array]:
         """Posterior mean and variance of the latent values: of x.theta, or of the process.
@@ -480,7 +592,7 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         """
         return self._answers(X, self._stacked)
 
-    def _answers(self, X: Any, of_rows: Callable[[Any], T]) -> T:
+    def _answers(self, X: RowsGiven, of_rows: Callable[[Rows], T]) -> T:
         """What a function says of rows to predict, once they are checked."""
         return of_rows(self._rows(X))
 
@@ -489,15 +601,15 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         """Whether one posterior has a latent value for each class."""
         return isinstance(self.posteriors_[0].loss, Multiclass)
 
-    def _log_probabilities(self, rows: Any) -> Array:
+    def _log_probabilities(self, rows: Rows) -> Array:
         """(n, n_classes), by that one posterior."""
         raise NotImplementedError
 
-    def _stacked(self, rows: Any) -> tuple[Array, Array]:
+    def _stacked(self, rows: Rows) -> tuple[Array, Array]:
         """See :meth:`predict_latent`, of rows that were checked."""
         return stacked(self._latents(rows))
 
-    def _odds(self, rows: Any) -> Array:
+    def _odds(self, rows: Rows) -> Array:
         """Predictive log odds of rows that were checked. See :func:`odds`."""
         points = self._points(rows)
         pairs = zip(points.posteriors, points.latents, strict=True)
@@ -508,7 +620,7 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
 
     def _couple(
         self,
-        index: NDArray[np.intp],
+        index: Indices,
         weights: Array | None,
         scores: Array | None = None,
         before: Array | float = 0.0,
@@ -543,13 +655,13 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         """
         return self._answers(X, self._decisions)
 
-    def _decisions(self, rows: Any) -> Array:
+    def _decisions(self, rows: Rows) -> Array:
         scores = self._scores(rows)
         if self._all_seen:
             return scores
         return self._spread(np.stack([-scores, scores], axis=1) if scores.ndim == 1 else scores)
 
-    def _scores(self, rows: Any) -> Array:
+    def _scores(self, rows: Rows) -> Array:
         """As :meth:`decision_function`, of the classes that were seen."""
         if self._several:
             logs = self._log_probabilities(rows)
@@ -570,7 +682,7 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         of_all[:, self._seen] = logs
         return of_all
 
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
+    def predict(self, X: ArrayLike) -> Labels:
         """The most probable class.
 
         Parameters
@@ -585,7 +697,7 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         """
         return self._answers(X, self._labels)
 
-    def _labels(self, rows: Any) -> NDArray[Any]:
+    def _labels(self, rows: Rows) -> Labels:
         scores = self._decisions(rows)
         index = (scores > 0.0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[index])
@@ -625,14 +737,12 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         """
         return self._answers(X, self._log_proba)
 
-    def _log_proba(self, rows: Any) -> Array:
+    def _log_proba(self, rows: Rows) -> Array:
         if self._several:
             return self._spread(self._log_probabilities(rows))
         return self._spread(log_probabilities(self._scores(rows), self.coupling_))
 
-    def _encode(
-        self, labels: NDArray[Any], weights: Array | None = None
-    ) -> tuple[NDArray[np.intp], list[Array]]:
+    def _encode(self, labels: Labels, weights: Array | None = None) -> tuple[Indices, list[Array]]:
         """Set ``classes_``. Return class numbers, and labels -1 and +1 for each binary problem.
 
         labels: checked; weights: of the rows. A class whose rows all have weight 0 stays in
@@ -658,9 +768,14 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         return index, self._targets(index)
 
     def _training(
-        self, X: Any, y: Any, sample_weight: Any, *, counted: bool = False
-    ) -> tuple[Any, NDArray[np.intp], list[Array], Array | None, Loss]:
-        """Rows, class numbers, targets of the problems, weights and the loss of a fit, checked.
+        self,
+        X: RowsGiven,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None,
+        *,
+        counted: bool = False,
+    ) -> Training:
+        """What a fit is of, checked.
 
         counted: whether rows of weight 0 are left out.
         """
@@ -688,11 +803,9 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
                     f"n_classes={count}"
                 )
             targets = [index.astype(np.float64)]
-        return rows, index, targets, weights, loss
+        return Training(rows, index, targets, weights, loss)
 
-    def _class_numbers(
-        self, labels: NDArray[Any], classes: ArrayLike | None, first: bool
-    ) -> NDArray[np.intp]:
+    def _class_numbers(self, labels: Labels, classes: ArrayLike | None, first: bool) -> Indices:
         """Class numbers of the labels of one chunk. The first call sets ``classes_``."""
         check_labels(labels)
         if classes is not None:
@@ -725,7 +838,7 @@ class LatentClassifier(Posteriors, ClassifierMixin, BaseEstimator):  # type: ign
         self.classes_ = known
         return np.searchsorted(known, labels)
 
-    def _targets(self, index: NDArray[np.intp]) -> list[Array]:
+    def _targets(self, index: Indices) -> list[Array]:
         """Labels -1 and +1 for each binary problem, from class numbers."""
         n_classes = len(self._seen)
         positive = [1] if n_classes == 2 else range(n_classes)
@@ -739,7 +852,7 @@ def stacked(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
     return np.stack([m for m, _ in parts], axis=1), np.stack([v for _, v in parts], axis=1)
 
 
-def odds(posteriors: list[Any], mean: Array, variance: Array) -> Array:
+def odds(posteriors: Sequence[L], mean: Array, variance: Array) -> Array:
     """Predictive log odds of latent values, (n,), or (n, k) where each class has a posterior."""
     m, v = (np.ascontiguousarray(part.T).reshape(-1, len(part)) for part in (mean, variance))
     v, plus = np.maximum(v, np.finfo(np.float64).tiny), np.ones(len(mean))
@@ -807,7 +920,7 @@ def _normalised(yes: Array, no: Array, coupling: float) -> Array:
     return np.asarray(logs - np.log(np.exp(logs).sum(axis=0)))
 
 
-def left_out(posteriors: list[Any], index: NDArray[np.intp]) -> Array | None:
+def left_out(posteriors: Sequence[L], index: Indices) -> Array | None:
     """Log odds of each row under the other rows, (n, k). None: the sites do not give them.
 
     index: the class of each row, (n,).
@@ -823,7 +936,7 @@ def left_out(posteriors: list[Any], index: NDArray[np.intp]) -> Array | None:
     return scores if np.isfinite(scores).all() else None
 
 
-def tally(scores: Array | None, index: NDArray[np.intp], weights: Array | None) -> Array:
+def tally(scores: Array | None, index: Indices, weights: Array | None) -> Array:
     """Summed log probability of the labels by each coupling of GRID. 0 without scores."""
     if scores is None:
         return np.zeros(len(GRID))
@@ -860,10 +973,15 @@ class Parts(NamedTuple):
     #: mean and variance of the latent values, (n,) each
     latents: list[tuple[Array, Array]]
 
-    def _each(self, name: str, *given: Any) -> Array:
-        """What a method of the losses says, (k, n)."""
-        pairs = zip(self.losses, self.latents, strict=True)
-        return np.stack([getattr(loss, name)(*given, *latent) for loss, latent in pairs])
+    @property
+    def _pairs(self) -> Iterator[tuple[Loss, tuple[Array, Array]]]:
+        """The losses, each with its latent values."""
+        return zip(self.losses, self.latents, strict=True)
+
+    @property
+    def _predicted(self) -> Array:
+        """Predictive means by each, (k, n)."""
+        return np.stack([loss.predict(*latent) for loss, latent in self._pairs])
 
     @property
     def _finite(self) -> Parts:
@@ -878,15 +996,18 @@ class Parts(NamedTuple):
 
     def mean(self) -> Array:
         if hasattr(self.losses[0], "cuts"):  # the most probable class
-            p = np.tensordot(self.weights, self._each("predict_proba"), 1)
+            each = np.stack([loss.predict_proba(*latent) for loss, latent in self._pairs])
+            p = np.tensordot(self.weights, each, 1)
             return np.asarray(p.argmax(axis=1), dtype=np.float64)
         most = self._finite
-        return np.asarray(most.weights @ most._each("predict"))
+        return np.asarray(most.weights @ most._predicted)
 
     def moments(self) -> tuple[Array, Array]:
         """Mean and standard deviation."""
         most, mean = self._finite, self.mean()
-        means, within = most._each("predict"), most.weights @ most._each("predict_variance")
+        means = most._predicted
+        each = np.stack([loss.predict_variance(*latent) for loss, latent in most._pairs])
+        within = most.weights @ each
         if len(means) > 1:
             within = within + most.weights @ (means - most.weights @ means) ** 2
         return mean, np.sqrt(within)
@@ -897,7 +1018,7 @@ class Parts(NamedTuple):
         return quantiles.of_mixture(level, self.losses, self.weights, self.latents)
 
     def log_predictive(self, responses: Array) -> Array:
-        each = self._each("log_predictive", responses)
+        each = np.stack([loss.log_predictive(responses, *latent) for loss, latent in self._pairs])
         if len(each) == 1:
             return np.asarray(each[0])
         return np.asarray(special.logsumexp(each.T, axis=1, b=self.weights))
@@ -913,10 +1034,12 @@ class Observed(NamedTuple):
     #: about where h is if all rows have the same, and how far y spreads
     location: float
     unit: float
+    #: what a linear model takes from y, and adds to the intercept after the fit
+    level: float = 0.0
 
     @classmethod
     def of(
-        cls, loss: Loss, y: Any, n: int, weights: Array | None, offset: ArrayLike | None
+        cls, loss: Loss, y: ArrayLike, n: int, weights: Array | None, offset: ArrayLike | None
     ) -> Observed:
         """y as the user gave it, of n rows."""
         whole = loss.with_offset(offset is not None)
@@ -931,13 +1054,13 @@ class Observed(NamedTuple):
         return result if result.any() else None
 
 
-class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class LatentRegressor(RegressorMixin, Posteriors[L]):  # type: ignore[misc]
     """Base of the regressors: predictions of y from one latent value per row."""
 
     #: the loss, with the parameters that the evidence has set
     loss_: Loss
 
-    def _rows_and_responses(self, X: Any, y: Any) -> tuple[Any, Any]:
+    def _rows_and_responses(self, X: RowsGiven, y: ArrayLike) -> tuple[Rows, ArrayLike]:
         """Rows and y of a fit. y (n,), or (n, 2) whose columns the loss knows."""
         given = self._input()
         if _is_pair(y) and isinstance(self.loss, str) and own_name(self.loss) == "gaussian":
@@ -947,7 +1070,7 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
                 "sklearn.multioutput.MultiOutputRegressor"
             )
         if _is_pair(y):
-            rows = validate_data(self, X, **given)
+            rows = validate_rows(self, X, **given)
             check_consistent_length(rows, y)
             return rows, y
         try:
@@ -969,14 +1092,16 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         """What is added to the latent values of posteriors."""
         return 0.0
 
-    def _parts(self, rows: Any, offset: ArrayLike | None, variances: bool = True) -> Parts:
+    def _parts(self, rows: Rows, offset: ArrayLike | None, variances: bool = True) -> Parts:
         """The likelihoods and latent values whose mixture predicts y; variances: see _points."""
         weights, posteriors, latents = self._points(rows, variances)
         losses = [post.known_loss() for (post,) in posteriors]
         given = [(shifted(m + self._level, offset), np.maximum(v, 0.0)) for ((m, v),) in latents]
         return Parts(weights, losses, given)
 
-    def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
+    def _draws(
+        self, rows: Rows, size: int, rng: np.random.Generator, offset: ArrayLike | None
+    ) -> Array:
         """Draws of y, (size, n)."""
         raise NotImplementedError
 
@@ -999,7 +1124,7 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
 
     def predict(
         self, X: ArrayLike, return_std: bool = False, offset: ArrayLike | None = None
-    ) -> Any:
+    ) -> Array | tuple[Array, Array]:
         """Predictive mean of y: integrated over the posterior.
 
         Where y has the unit of the latent values it is their mean, up to a constant. Elsewhere, as
@@ -1128,7 +1253,7 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         self,
         X: ArrayLike,
         n_samples: int = 1,
-        random_state: Any = 0,
+        random_state: Seed = 0,
         offset: ArrayLike | None = None,
     ) -> Array:
         """Draw y: those of one column come from one draw of the model.
@@ -1153,7 +1278,7 @@ class LatentRegressor(Posteriors, RegressorMixin, BaseEstimator):  # type: ignor
         return self._draws(self._rows(X), size, rng, offset).T
 
 
-def _is_pair(y: Any) -> bool:
+def _is_pair(y: ArrayLike) -> bool:
     """Whether y has two columns."""
     try:
         shape = np.asarray(y).shape
@@ -1162,7 +1287,7 @@ def _is_pair(y: Any) -> bool:
     return len(shape) == 2 and shape[1] == 2
 
 
-def loss_of_numbers(given: Any, y: Any) -> Loss:
+def loss_of_numbers(given: LossGiven, y: ArrayLike) -> Loss:
     """The loss of a regressor. Those of labels, and of several latent values, are refused."""
     loss = loss_at_door(given, NUMBERS, y)
     if loss.by_margin or isinstance(loss, Multiclass):

@@ -1,56 +1,67 @@
-"""LinearClassifier and LinearRegressor: the faces of fit_linear for scikit-learn."""
+"""LinearClassifier and LinearRegressor: fit_linear for scikit-learn.
+
+A fit goes down this file: parameters and rows become a :class:`Request`, which is checked, the
+request becomes problems in the units of the columns, the search finds their hyper-parameters, the
+fits there are averaged over them where that matters, and their posteriors become attributes.
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks, inference, losses, schemes
-from epfast._arrays import Array
+from epfast._arrays import Array, Indices, is_sparse
 from epfast.estimators.base import (
+    ClassWeight,
     EvidenceWarning,
+    Input,
     LatentClassifier,
     LatentRegressor,
+    LossGiven,
     Observed,
     Points,
     Posteriors,
+    Report,
+    Rows,
+    Seed,
     all_or_nothing,
     check_is_fitted,
     check_sizes,
     estimator,
-    jobs_of,
     loss_of_labels,
     loss_of_numbers,
     row_weights,
     sample_weights,
     seed_of_draws,
+    shares,
     uncounted,
     validate_data,
     warn_of_fits,
 )
 from epfast.estimators.search import (
+    Averages,
     BinaryProblems,
     EvidenceTarget,
     Fits,
     Learnt,
     LossParameters,
     Posterior,
+    Sought,
     Spectrum,
     SpectrumTarget,
     averaged,
     final,
-    gathered,
     highest,
     normalised,
-    under_weak_priors,
     warn_ends,
     warn_lost,
     warn_of_range,
@@ -65,13 +76,14 @@ from epfast.gaussian import (
     fit_problem,
     notes,
 )
-from epfast.gaussian.choices import COVARIANCES, Choices, choose, filled
+from epfast.gaussian.choices import COVARIANCES, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
 from epfast.gaussian.latent_posterior import LatentPosterior
 from epfast.gaussian.linear_posterior import recentered_posterior, uncentered_posterior
 from epfast.gaussian.priors import INTERCEPT_VARIANCE, checked_variances
 from epfast.gaussian.problem import Data, State, center_of, prior_of, responses_of, with_ones
 from epfast.gaussian.wide import wide_rows
+from epfast.inference import Engine, Fit
 from epfast.inference.hyper import SearchEnd, Unknown
 from epfast.inference.records import DataWarning, warn_user
 from epfast.inference.report import WEIGHTS, note_working
@@ -79,6 +91,10 @@ from epfast.inference.runtime import one_blas_thread
 from epfast.losses import Loss
 from epfast.priors import HalfCauchy
 from epfast.schedules import ADF, EP, Schedule
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from sklearn.utils import Tags
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.utils.metaestimators import available_if  # isort: skip
@@ -105,59 +121,44 @@ FEW = 1000
 #: and other links, as the exponential of h has to stay finite
 OF_LINK = 10.0
 
-
-class Coefficients(Posteriors):
-    """Moments of the weights, from ``posteriors_``. The last weight may be the intercept.
-
-    They are made when they are read: with many columns a chunk of rows costs less than an array of
-    all coefficients.
-    """
-
-    n_features_in_: int
-    #: of classifiers
-    classes_: NDArray[Any]
-    _seen: NDArray[np.intp]
-
-    def _means(self) -> Array:
-        """(1, d or d + 1) or (n_classes, ...)."""
-        if not hasattr(self, "posteriors_"):
-            raise AttributeError("the estimator is not fitted, so it has no coef_ or intercept_")
-        return np.concatenate([np.atleast_2d(post.mean) for post in self.posteriors_])
-
-    @property
-    def coef_(self) -> Array:
-        """Posterior mean of the coefficients: (1, d), (n_classes, d), or (d,) of a regressor."""
-        coefficients = self._means()[:, : self.n_features_in_].copy()
-        return coefficients if hasattr(self, "classes_") else coefficients[0]
-
-    @property
-    def intercept_(self) -> Any:
-        """Posterior mean of the intercepts: (1,), (n_classes,), or a number of a regressor."""
-        intercepts = self._means()[:, self.n_features_in_ :].sum(axis=1)
-        return intercepts if hasattr(self, "classes_") else float(intercepts[0])
-
-    @property
-    def coef_covariance_(self) -> Array:
-        """Posterior covariance of the coefficients, (d, d) or (n_classes, d, d). O(d^3)."""
-        d = self.n_features_in_
-        parts = [block[:d, :d] for post in self.posteriors_ for block in _blocks(post)]
-        return parts[0].copy() if len(parts) == 1 else np.array(parts)
+#: of one response, or of one class, at hyper-parameters or averaged over them
+AnyPosterior = Posterior | IntegratedPosterior
 
 
-def same(post: Any, sign: float = 1.0) -> Any:
-    """The posterior itself."""
-    del sign
-    return post
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a fit: rows and responses, and parameters that depend on them, checked."""
 
+    rows: Rows
+    #: the responses of each problem
+    targets: Sequence[ArrayLike]
+    weights: Array | None
+    #: of these responses
+    loss: Loss
+    schedule: Schedule
+    covariance: str
+    #: whether prior variances are of standardised weights
+    standardizes: bool
+    #: of the columns. None: nobody asks for them
+    moments: ColumnMoments | None
+    units: Units
+    #: of regressors, the level of y included, and as the user gave it
+    offset: ArrayLike | None = None
+    given_offset: ArrayLike | None = None
+    #: of regressors: y, and the level that is taken from it
+    observed: Observed | None = None
 
-def _blocks(post: Any) -> Any:
-    """The covariance of the weights of each latent."""
-    whole, shape = post.covariance, post.mean.shape
-    if len(shape) == 1:
-        return [whole]
-    if whole.ndim == 3:
-        return whole
-    return np.einsum("kikj->kij", whole.reshape(shape + shape))
+    def as_given(self, post: AnyPosterior, origin: Array | None) -> AnyPosterior:
+        """The posterior of the user's rows and y; origin: what was taken from the rows."""
+        return self.raised(at_origin(post, origin))
+
+    def raised(self, post: AnyPosterior, sign: float = 1.0) -> AnyPosterior:
+        """The posterior of y, from that of y less its level. Or the other way, with sign -1."""
+        seen = self.observed
+        if seen is None or not seen.level:
+            return post
+        other: AnyPosterior = post.raised(sign * seen.level, seen.responses, seen.loss.has_offset)
+        return other
 
 
 class HyperParameters(NamedTuple):
@@ -172,12 +173,58 @@ class HyperParameters(NamedTuple):
     n_lost: int = 0
 
 
+class Coefficients(Posteriors[AnyPosterior]):
+    """Moments of the weights, from ``posteriors_``. The last weight may be the intercept.
+
+    They are made when they are read: with many columns a chunk of rows costs less than an array of
+    all coefficients.
+    """
+
+    n_features_in_: int
+    #: of classifiers
+    classes_: NDArray[np.generic]
+    _seen: Indices
+
+    def _means(self) -> Array:
+        """(1, d or d + 1) or (n_classes, ...)."""
+        if not hasattr(self, "posteriors_"):
+            raise AttributeError("the estimator is not fitted, so it has no coef_ or intercept_")
+        return np.concatenate([np.atleast_2d(post.mean) for post in self.posteriors_])
+
+    @property
+    def coef_(self) -> Array:
+        """Posterior mean of the coefficients: (1, d), (n_classes, d), or (d,) of a regressor."""
+        coefficients = self._means()[:, : self.n_features_in_].copy()
+        return coefficients if hasattr(self, "classes_") else coefficients[0]
+
+    @property
+    def intercept_(self) -> Array | float:
+        """Posterior mean of the intercepts: (1,), (n_classes,), or a number of a regressor."""
+        intercepts = self._means()[:, self.n_features_in_ :].sum(axis=1)
+        return intercepts if hasattr(self, "classes_") else float(intercepts[0])
+
+    @property
+    def coef_covariance_(self) -> Array:
+        """Posterior covariance of the coefficients, (d, d) or (n_classes, d, d). O(d^3)."""
+        d = self.n_features_in_
+        parts = [block[:d, :d] for post in self.posteriors_ for block in _blocks(post)]
+        return parts[0].copy() if len(parts) == 1 else np.array(parts)
+
+
+def _blocks(post: AnyPosterior) -> Iterable[Array]:
+    """The covariance of the weights of each latent."""
+    whole, shape = np.asarray(post.covariance), post.mean.shape
+    if len(shape) == 1:
+        return [whole]
+    return whole if whole.ndim == 3 else np.einsum("kikj->kij", whole.reshape(shape + shape))
+
+
 @estimator
 class LinearModel(Coefficients):
-    """Base of the linear estimators, with the parameters that both have."""
+    """Base of the linear estimators: the parameters that both have, and the steps of a fit."""
 
-    loss: Any
-    scheme: Any = None
+    loss: LossGiven
+    scheme: str | schemes.Scheme | None = None
     posterior: str | None = None
     batch_size: int | None = None
     prior_variance: float | str | ArrayLike | None = None
@@ -191,19 +238,77 @@ class LinearModel(Coefficients):
     learn: tuple[str, ...] | None = None
     warm_start: bool = False
     n_jobs: int | None = None
-    random_state: Any = None
+    random_state: Seed = None
     #: inverse temperature of the factors, which classifiers have as a parameter
     beta = 1.0
 
-    # ---- parts of a fit ----
+    def _fit(self, asked: Request) -> None:
+        """Fit, and set the attributes."""
+        binary = self._problems(asked)
+        self._note_columns(asked, binary)
+        origin = binary.units.origin
+        with one_blas_thread(binary.d):
+            starts = self._starts(asked, binary)
+            try:
+                found = self._found(asked, binary, starts)
+                near = found.near
+                if near is None and starts is not None:
+                    near = Fits(starts, [])
+                fits = final(binary, found.learnt, near, self.schedule is None)
+                warn_of_fits(fits.reports)
+                if found.target is not None:
+                    warn_ends(found.target.parameters, found.learnt.loss, fits.posteriors[0])
+                average, found = self._average(asked, binary, found, fits)
+            except inference.Interrupted as pressed:
+                post = pressed.posterior
+                if post is not None and post.problem.data.y is binary.problems[0].data.y:
+                    pressed.posterior = asked.as_given(post, origin)
+                raise
+            posteriors = (fits if average is None else average).posteriors
+            self.loss_, self.n_lost_ = found.learnt.loss.with_offset(False), found.n_lost
+            self._set_units(binary.units, asked)
+            self._publish(
+                [asked.as_given(post, origin) for post in posteriors], found.learnt.variance
+            )
 
-    def _schedule(self, rows: Any) -> Any:
+    # ---- what is asked ----
+
+    def _request(
+        self,
+        rows: Rows,
+        targets: Sequence[ArrayLike],
+        weights: Array | None,
+        loss: Loss,
+        offset: ArrayLike | None = None,
+        given_offset: ArrayLike | None = None,
+        observed: Observed | None = None,
+    ) -> Request:
+        """A fit of rows and responses that were checked."""
+        standardizes = self._standardizes
+        sought = self.prior_variance is None or isinstance(self.prior_variance, str)
+        moments = ColumnMoments.of(rows, weights) if standardizes or sought else None
+        return Request(
+            rows,
+            targets,
+            weights,
+            loss,
+            self._schedule(rows, loss),
+            self._covariance(rows, loss),
+            standardizes,
+            moments,
+            self._units(rows, moments, standardizes, loss),
+            offset,
+            given_offset,
+            observed,
+        )
+
+    def _schedule(self, rows: Rows, loss: Loss) -> Schedule:
         """The schedule that is asked for, or the default."""
         schedule = self.schedule
         if schedule is None:
-            if losses.resolve(self.loss).latents != 1:
+            if loss.latents != 1:
                 return LATENT_SCHEDULE
-            if self._covariance(rows) == "full":
+            if self._covariance(rows, loss) == "full":
                 return FULL_SCHEDULE
             if self.batch_size is not None:
                 return EP()
@@ -213,69 +318,10 @@ class LinearModel(Coefficients):
             return schedule.filled(seed=seed_of_draws(self.random_state))
         return schedule
 
-    def _covariance(self, rows: Any) -> str:
-        if self.posterior is None:
-            if losses.resolve(self.loss).latents != 1:
-                return "full"
-            return "full" if min(rows.shape) <= FULL_UP_TO else "factorized"
-        return _checks.choice("posterior", self.posterior, COVARIANCES)
-
-    def _problems(
-        self,
-        rows: Any,
-        targets: list[Any],
-        weights: Array | None,
-        schedule: Any,
-        units: Units,
-        prior: Any = None,
-        offset: ArrayLike | None = None,
-    ) -> BinaryProblems:
-        """The part of the fit that stays fixed while the prior variance is sought."""
-        jobs = jobs_of(self.n_jobs)
-        _checks.flag("fit_intercept", self.fit_intercept)
-        covariance = self._covariance(rows)
-        given = {} if weights is None else {"weights": weights}
-        if hasattr(rows, "indptr"):
-            given["sparse X"] = rows
-        scheme = self.scheme
-        if self.random_state is not None and scheme is not None:
-            scheme = schemes.resolve(scheme)
-            if hasattr(scheme, "seed"):
-                scheme = replace(cast(Any, scheme), seed=seed_of_draws(self.random_state))
-        with _own_words(getattr(self, "class_weight", None)):
-            chosen = choose(
-                self._factor(offset, targets[0]),
-                scheme,
-                covariance,
-                self.batch_size,
-                schedule,
-                self.beta,
-                given,
-            )
-            intercepts = bool(self.fit_intercept)
-            if isinstance(chosen.loss, losses.LatentLoss):
-                d = rows.shape[1] + intercepts
-                loss = filled(chosen.loss, targets[0], d, chosen.schedule)
-                chosen = chosen._replace(loss=loss)
-            given_rows = chosen, rows, targets, weights, intercepts
-            problems = problems_of(*given_rows, units, prior, offset)
-        names = getattr(self, "feature_names_in_", None)
-        names = None if names is None else tuple(names)
-        problems = [problem._replace(names=names) for problem in problems]
-        intercept = self._intercept(problems[0])
-        variance = intercept if self.fit_intercept else None
-        if problems[0].wide is not None:
-            units = units._replace(origin=None)
-        return BinaryProblems(problems, rows.shape[1], variance, units, jobs)
-
-    def _units(self, rows: Any, moments: ColumnMoments | None, standardizes: bool) -> Units:
-        """What columns are measured in, and from where, by their moments if these are known."""
-        beside, scale = _checks.flag("fit_intercept", self.fit_intercept), np.ones(rows.shape[1])
-        if moments is None:
-            return Units(scale)
-        scale = moments.scales(beside) if standardizes else scale
-        moves = beside and self._covariance(rows) == "full" and not hasattr(rows, "indptr")
-        return Units(scale, moments.origin(scale) if moves else None)
+    def _covariance(self, rows: Rows, loss: Loss) -> str:
+        if self.posterior is not None:
+            return _checks.choice("posterior", self.posterior, COVARIANCES)
+        return "full" if loss.latents != 1 or min(rows.shape) <= FULL_UP_TO else "factorized"
 
     @property
     def _standardizes(self) -> bool:
@@ -284,29 +330,176 @@ class LinearModel(Coefficients):
             return _checks.flag("standardize", self.standardize)
         return self.prior_variance is None or isinstance(self.prior_variance, str)
 
-    def _note_columns(self, rows: Any, binary: BinaryProblems) -> None:
+    def _units(
+        self, rows: Rows, moments: ColumnMoments | None, standardizes: bool, loss: Loss
+    ) -> Units:
+        """What columns are measured in, and from where, by their moments if these are known."""
+        beside, scale = _checks.flag("fit_intercept", self.fit_intercept), np.ones(rows.shape[1])
+        if moments is None:
+            return Units(scale)
+        scale = moments.scales(beside) if standardizes else scale
+        moves = beside and self._covariance(rows, loss) == "full" and not is_sparse(rows)
+        return Units(scale, moments.origin(scale) if moves else None)
+
+    # ---- its problems ----
+
+    def _problems(self, asked: Request, prior: State | None = None) -> BinaryProblems:
+        """The part of the fit that stays fixed while the prior variance is sought.
+
+        prior: of them all, if it has the form of these fits. Else one stands in.
+        """
+        rows, targets, weights = asked.rows, asked.targets, asked.weights
+        jobs = shares(self.n_jobs, len(targets))
+        intercept = _checks.flag("fit_intercept", self.fit_intercept)
+        beside: dict[str, Rows] = {}
+        if weights is not None:
+            beside["weights"] = weights
+        if is_sparse(rows):
+            beside["sparse X"] = rows
+        scheme = self.scheme
+        if self.random_state is not None and scheme is not None:
+            scheme = schemes.resolve(scheme)
+            if isinstance(scheme, schemes.ImportanceSampling):
+                scheme = replace(scheme, seed=seed_of_draws(self.random_state))
+        with _own_words(getattr(self, "class_weight", None)):
+            chosen = choose(
+                asked.loss,
+                scheme,
+                asked.covariance,
+                self.batch_size,
+                asked.schedule,
+                self.beta,
+                beside,
+            )
+            loss = chosen.loss
+            if isinstance(loss, losses.LatentLoss):
+                loss = filled(loss, targets[0], rows.shape[1] + intercept, chosen.schedule)
+                chosen = chosen._replace(loss=loss)
+            X, units, full = (
+                with_ones(rows) if intercept else rows,
+                asked.units,
+                asked.covariance == "full",
+            )
+            data = [
+                responses_of(loss, target, X.shape[0], weights, asked.offset)._replace(X=X)
+                for target in targets
+            ]
+            takes_kernel = loss.latents == 1 and wide_rows(chosen, X, intercept) is not None
+            if takes_kernel:  # a kernel is of rows about their means by itself
+                units = units._replace(origin=None)
+            if units.origin is not None:
+                X[:, :-1] -= units.origin
+            center = center_of(X, data[0].weights) if intercept and full else None
+            wide = wide_rows(chosen, X, intercept, center) if takes_kernel else None
+            if (
+                wide is not None
+            ):  # the kernel of one prior variance is a multiple of that of another
+                wide = wide.remembering(units.variances)
+                data = [part._replace(X=wide.X) for part in data]
+            dense = full and wide is None
+            if prior is None or (prior.precision.ndim == 2) != dense:
+                # until there is a prior variance: no memory where d is large
+                ones, zeros = (np.broadcast_to(x, X.shape[1:]) for x in (1.0, 0.0))
+                prior = prior_of(ones, zeros, True) if dense else State(ones, zeros, None, 0.0, 0)
+            names = getattr(self, "feature_names_in_", None)
+            problems = [
+                chosen.problem(part, prior)._replace(
+                    intercept=intercept,
+                    center=center,
+                    wide=wide,
+                    names=None if names is None else tuple(names),
+                )
+                for part in data
+            ]
+        variance = self._intercept(problems[0])
+        return BinaryProblems(problems, rows.shape[1], variance if intercept else None, units, jobs)
+
+    def _intercept(self, problem: Problem) -> float:
+        """Prior variance of the intercept."""
+        del problem
+        return _checks.number(
+            "intercept_variance", self.intercept_variance, least=1e-150, most=1e150
+        )
+
+    def _note_columns(self, asked: Request, binary: BinaryProblems) -> None:
         """Note columns whose scale or place is hardly what one prior variance is for."""
-        center = binary.problems[0].center
+        center, rows = binary.problems[0].center, asked.rows
         if self.fit_intercept:
             mean, variance = notes.places(rows)
             if binary.units.origin is not None:  # of constant columns alone
                 mean = np.where(variance > 0.0, 0.0, mean)
             notes.note_far(mean, variance, center is not None)
-        given: Any = self.prior_variance
-        if (given is None or np.isscalar(given)) and not self._standardizes:
+        given = self.prior_variance
+        if (given is None or np.isscalar(given)) and not asked.standardizes:
             notes.note_scales(notes.column_sizes(rows, center)[0])
 
-    def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
-        """The loss of these fits, of responses y."""
-        raise NotImplementedError
+    def _starts(self, asked: Request, binary: BinaryProblems) -> list[Posterior] | None:
+        """The posteriors of the last fit, where this one starts from them."""
+        if not _checks.flag("warm_start", self.warm_start) or binary.schedule.stores == "none":
+            return None
+        starts = []
+        for post in getattr(self, "posteriors_", ()):
+            starts.append(uncounted(at_mode(asked.raised(at_mode(post), sign=-1.0))))
+        return starts if starts and alike(starts, binary) else None
 
-    def _intercept(self, problem: Problem) -> float:
-        """Prior variance of the intercept."""
-        return _checks.number(
-            "intercept_variance", self.intercept_variance, least=1e-150, most=1e150
-        )
+    # ---- its hyper-parameters ----
 
-    def _prior(self, binary: BinaryProblems) -> Any:
+    def _found(
+        self, asked: Request, binary: BinaryProblems, start: Sequence[Posterior] | None
+    ) -> HyperParameters:
+        """Prior variance and loss, given or found."""
+        problem = binary.problems[0]
+        assert problem.data.y is not None
+        parameters, prior = self._parameters(binary), self._prior(binary)
+        if not (isinstance(prior, str) or parameters.names):
+            return HyperParameters(Learnt(prior, parameters.loss))
+        if isinstance(prior, str):
+            sought, begin = self._sought_sds(asked, binary, prior, parameters)
+        else:
+            sought, begin = Sought([], np.empty((0, 2)), parameters, fixed=prior), prior
+        k, groups = len(sought.sds), sought.groups
+        binary = binary.with_loss(parameters.loss)
+        target, spectrum = EvidenceTarget(binary, sought, start), None
+        y = without_offset(problem.loss, problem.data.y)
+        alone = groups is None and (k == 1 or np.ndim(begin) == 0)
+        if y is not None and parameters.names == ("variance",) and alone:
+            intercept, units = binary.intercept_variance, binary.units.variances
+            spectrum = Spectrum.of(asked.rows, y, asked.weights, intercept, units)
+        if spectrum is not None:
+            target = SpectrumTarget(binary, sought, start, spectrum)
+        end = highest(target, Learnt(begin, parameters.loss))
+        if end is None:
+            kept: float | Array = 1.0 if groups is None else np.ones(len(groups))
+            warn_lost(target, "1" if k else "as given")
+            return HyperParameters(
+                Learnt(kept if k else begin, parameters.loss), n_lost=target.n_lost
+            )
+        warn_lost(target, "the best of the others", end.left)
+        if k == 1 and groups is None and not parameters.names:
+            warn_of_range(target, float(np.exp(2.0 * end.point.u[0])))
+        fits: Fits = end.point.fit.fits
+        near = fits if fits.posteriors else None
+        return HyperParameters(target.learnt(end.point.u), near, target, end, target.n_lost)
+
+    def _parameters(self, binary: BinaryProblems) -> LossParameters:
+        """The parameters to be learnt."""
+        problem = binary.problems[0]
+        data, learn = problem.data, self.learn
+        if learn is None and not problem.loss.is_likelihood:
+            learn = ()
+        assert data.y is not None
+        shifts = bool(self.fit_intercept)
+        parameters = LossParameters.of(problem.loss, learn, data.y, data.weights, shifts)
+        if parameters.names and not (binary.flat and problem.covariance == "full"):
+            raise ValueError(
+                f"learn is {self.learn!r}, so that {', '.join(parameters.names)} of the loss "
+                "would be learnt; allowed with EP on scalar sites by scheme 'exact' "
+                "(batch_size=None) and posterior='full', whose evidence has a gradient; else "
+                f"learn=(), and a loss with its numbers, as {parameters.loss!r}"
+            )
+        return parameters
+
+    def _prior(self, binary: BinaryProblems) -> float | Array | str:
         """The prior variance, or which of SEARCHES finds it."""
         given, loss = self.prior_variance, binary.problems[0].loss
         if given is None:
@@ -321,35 +514,38 @@ class LinearModel(Coefficients):
                     "cross-validation, is safer",
                     EvidenceWarning,
                 )
-        if self.prior_groups is not None and given != "evidence":
+        if self.prior_groups is not None and not (isinstance(given, str) and given == "evidence"):
             raise ValueError(
                 "prior_groups is given; allowed with prior_variance="
                 f"{_checks.describe(self.prior_variance)}: None; write prior_variance='evidence'"
             )
         if isinstance(given, str):
             return given
-        return checked_variances(given, binary.d)
+        variances: float | Array = checked_variances(given, binary.d)
+        return variances
 
-    def _scale_prior(
-        self, binary: BinaryProblems, total: float, weights: Array | None
-    ) -> HalfCauchy | None:
-        """The prior of a prior sd that is found. None: a flat one.
+    def _sought_sds(
+        self, asked: Request, binary: BinaryProblems, how: str, parameters: LossParameters
+    ) -> tuple[Sought, float | Array]:
+        """What is sought where prior variances are, and the variances where a search begins."""
+        problem, moments = binary.problems[0], asked.moments
+        assert moments is not None
+        groups = self._groups(how, binary.d)
+        if groups is not None and not binary.flat:
+            raise ValueError(
+                "prior_variance is 'ard' or prior_groups is given; allowed with EP on scalar "
+                "sites by scheme 'exact' (batch_size=None), whose evidence has a known slope"
+            )
+        totals = total_of(moments, binary.units.scale, bool(self.fit_intercept), groups)
+        unit = problem.loss.typical(problem.data.y, asked.weights)[1]
+        ranges = unit / np.sqrt(totals[:, None]) * LATENT_SDS
+        own = self._scale_prior(binary, float(totals[0]), asked.weights)
+        sds = [Unknown("prior_variance", own) for _ in totals]
+        middle = np.sqrt(ranges.prod(axis=1)) * BEGIN
+        begin: float | Array = middle[0] ** 2 if groups is None else middle[groups] ** 2
+        return Sought(sds, ranges, parameters, groups=groups), begin
 
-        total: variance of the columns, in their units.
-        """
-        scale, problem = self.prior_scale, binary.problems[0]
-        if scale is None:
-            return None
-        scale = _checks.number("prior_scale", scale, least=1e-9, most=1e9)
-        given = self.prior_variance is not None or self.prior_groups is not None
-        if given or not normalised(problem.loss):
-            return None
-        unit = 1.0
-        if not problem.loss.by_margin and problem.data.y is not None:
-            unit = problem.loss.typical(problem.data.y, weights)[1]
-        return HalfCauchy(float(np.clip(scale * unit / math.sqrt(total), 1e-300, 1e300)))
-
-    def _groups(self, how: str, d: int) -> NDArray[np.intp] | None:
+    def _groups(self, how: str, d: int) -> Indices | None:
         """The group of each column, 0 to k - 1. None: one variance for all."""
         if how == "ard":
             return np.arange(d)
@@ -365,153 +561,41 @@ class LinearModel(Coefficients):
             )
         return np.asarray(np.unique(labels, return_inverse=True)[1])
 
-    def _publish(self, fits: Fits, variance: Any) -> None:
-        """Set the attributes of a fit."""
-        self.prior_variance_ = variance
-        self._set_fits(fits.posteriors, fits.log_evidence)
+    def _scale_prior(
+        self, binary: BinaryProblems, total: float, weights: Array | None
+    ) -> HalfCauchy | None:
+        """The prior of a prior sd that is found. None: a flat one.
 
-    def _parameters(self, binary: BinaryProblems) -> LossParameters:
-        """The parameters to be learnt."""
-        problem = binary.problems[0]
-        data, learn = problem.data, self.learn
-        possible = binary.flat and problem.covariance == "full"
-        if learn is None and not problem.loss.is_likelihood:
-            learn = ()
-        shifts = bool(self.fit_intercept)
-        assert data.y is not None
-        parameters = LossParameters.of(problem.loss, learn, data.y, data.weights, shifts)
-        if parameters.names and not possible:
-            raise ValueError(
-                f"learn is {self.learn!r}, so that {', '.join(parameters.names)} of the loss "
-                "would be learnt; allowed with EP on scalar sites by scheme 'exact' "
-                "(batch_size=None) and posterior='full', whose evidence has a gradient; else "
-                f"learn=(), and a loss with its numbers, as {parameters.loss!r}"
-            )
-        return parameters
-
-    def _fit(
-        self,
-        rows: Any,
-        targets: list[Any],
-        weights: Array | None,
-        offset: ArrayLike | None = None,
-        few: Callable[[BinaryProblems], HyperParameters] | None = None,
-        at_level: Callable[..., Any] = same,
-    ) -> None:
-        """Fit, and set the attributes. Arguments were checked.
-
-        few: finds the prior variance and the loss in place of :meth:`_found`. at_level: turns the
-        posterior of such a fit into that of the user's y; with sign=-1 the other way.
+        total: variance of the columns, in their units.
         """
-        schedule, standardizes = self._schedule(rows), self._standardizes
-        sought = self.prior_variance is None or isinstance(self.prior_variance, str)
-        moments = ColumnMoments.of(rows, weights) if standardizes or sought else None
-        units = self._units(rows, moments, standardizes)
-        binary = self._problems(rows, targets, weights, schedule, units, offset=offset)
-        self._note_columns(rows, binary)
-
-        def finished(post: Any) -> Any:
-            return at_level(at_origin(post, binary.units.origin))
-
-        with one_blas_thread(binary.d):
-            starts = None
-            if _checks.flag("warm_start", self.warm_start) and binary.schedule.stores != "none":
-                starts = [at_mode(post) for post in getattr(self, "posteriors_", ())]
-                starts = [uncounted(at_level(post, sign=-1.0)) for post in starts]
-                starts = starts if starts and alike(starts, binary) else None
-            try:
-                found = few(binary) if few else self._found(binary, starts, rows, weights, moments)
-                near = found.near if found.near is not None or starts is None else Fits(starts, [])
-                fits = final(binary, found.learnt, near, self.schedule is None)
-                warn_of_fits(fits.reports)
-                if found.target is not None:
-                    post = fits.posteriors[0]
-                    warn_ends(found.target.parameters, found.learnt.loss, post)
-                fits, found = self._integrated(binary, found, fits, weights)
-            except inference.Interrupted as pressed:
-                post = pressed.posterior
-                if post is not None and post.problem.data.y is binary.problems[0].data.y:
-                    pressed.posterior = finished(post)
-                raise
-            self.loss_, self.n_lost_ = found.learnt.loss.with_offset(False), found.n_lost
-            posteriors = [finished(post) for post in fits.posteriors]
-            self._set_units(binary.units, moments, standardizes)
-            self._publish(Fits(posteriors, []), found.learnt.variance)
-
-    def _set_units(self, units: Units, moments: ColumnMoments | None, standardizes: bool) -> None:
-        """Set what tells the units of columns, for later rows too."""
-        self.standardize_, self.column_scale_ = standardizes, units.scale
-        self._origin, self._moments = units.origin, moments
-
-    def _found(
-        self,
-        binary: BinaryProblems,
-        start: list[Posterior] | None,
-        rows: Any,
-        weights: Array | None,
-        moments: ColumnMoments | None,
-    ) -> HyperParameters:
-        """Prior variance and loss, given or found."""
-        problem, k = binary.problems[0], 0
-        assert problem.data.y is not None
-        parameters, prior = self._parameters(binary), self._prior(binary)
-        if not (isinstance(prior, str) or parameters.names):
-            return HyperParameters(Learnt(prior, parameters.loss))
-        sds: list[Unknown] = []
-        ranges, groups, fixed = np.empty((0, 2)), None, prior
-        if isinstance(prior, str):
-            assert moments is not None
-            groups, fixed = self._groups(prior, rows.shape[1]), None
-            if groups is not None and not binary.flat:
-                raise ValueError(
-                    "prior_variance is 'ard' or prior_groups is given; allowed with EP on scalar "
-                    "sites by scheme 'exact' (batch_size=None), whose evidence has a known slope"
-                )
-            totals = total_of(moments, binary.units.scale, bool(self.fit_intercept), groups)
+        problem = binary.problems[0]
+        if self.prior_scale is None:
+            return None
+        scale = _checks.number("prior_scale", self.prior_scale, least=1e-9, most=1e9)
+        given = self.prior_variance is not None or self.prior_groups is not None
+        if given or not normalised(problem.loss):
+            return None
+        unit = 1.0
+        if not problem.loss.by_margin and problem.data.y is not None:
             unit = problem.loss.typical(problem.data.y, weights)[1]
-            ranges = unit / np.sqrt(totals[:, None]) * LATENT_SDS
-            own, k = self._scale_prior(binary, float(totals[0]), weights), len(totals)
-            sds = [Unknown("prior_variance", own) for _ in totals]
-        binary = binary.with_loss(parameters.loss)
-        given = {"fixed": fixed, "groups": groups, "start": start}
-        target = EvidenceTarget(binary, sds, ranges, parameters, **given)
-        y, spectrum = without_offset(problem.loss, problem.data.y), None
-        alone = groups is None and (k == 1 or np.ndim(prior) == 0)
-        if y is not None and parameters.names == ("variance",) and alone:
-            intercept = binary.intercept_variance
-            spectrum = Spectrum.of(rows, y, weights, intercept, binary.units.variances)
-        if spectrum is not None:
-            target = SpectrumTarget(spectrum, binary, sds, ranges, parameters, **given)
-        begin = prior
-        if k:
-            middle = np.sqrt(ranges.prod(axis=1)) * BEGIN
-            begin = middle[0] ** 2 if groups is None else middle[groups] ** 2
-        end = highest(target, Learnt(begin, parameters.loss))
-        if end is None:
-            kept = 1.0 if groups is None else np.ones(len(groups))
-            learnt = Learnt(kept if k else prior, parameters.loss)
-            warn_lost(target, "1" if k else "as given")
-            return HyperParameters(learnt, n_lost=target.n_lost)
-        learnt, near = target.learnt(end.point.u), end.point.fit
-        warn_lost(target, "the best of the others", end.left)
-        if k == 1 and groups is None and not parameters.names:
-            warn_of_range(target, float(np.exp(2.0 * end.point.u[0])))
-        return HyperParameters(learnt, near, target, end, target.n_lost)
+        return HalfCauchy(float(np.clip(scale * unit / math.sqrt(total), 1e-300, 1e300)))
 
-    def _integrated(
-        self, binary: BinaryProblems, found: HyperParameters, fits: Fits, weights: Array | None
-    ) -> tuple[Fits, HyperParameters]:
-        """Fits that are averaged over what was learnt, and its middle. Or those given."""
-        given, target = self.integrate, found.target
+    def _average(
+        self, asked: Request, binary: BinaryProblems, found: HyperParameters, fits: Fits
+    ) -> tuple[Averages | None, HyperParameters]:
+        """Averages over what was learnt, and its middle. None: what was found stands for them."""
+        given, target, problem = self.integrate, found.target, binary.problems[0]
         if not isinstance(given, bool):
             _checks.choice("integrate", given, ("auto",))
-        problem = binary.problems[0]
-        possible = normalised(problem.loss) and self.prior_scale is not None
-        possible = possible and binary.flat and problem.covariance == "full"
-        possible = possible and binary.schedule.tol > 0.0
-        if target is not None and target.k:
-            possible = possible and target.groups is None and target.unknowns[0].prior is not None
-        possible = possible and target is not None
+        possible = (
+            target is not None
+            and normalised(problem.loss)
+            and self.prior_scale is not None
+            and binary.flat
+            and problem.covariance == "full"
+            and binary.schedule.tol > 0.0
+            and not (target.k and (target.groups is not None or target.unknowns[0].prior is None))
+        )
         if given is True and not possible:
             raise ValueError(
                 "integrate is True; allowed with hyper-parameters under their priors (prior_scale "
@@ -521,25 +605,37 @@ class LinearModel(Coefficients):
         n, d = problem.shape
         labels = problem.loss.by_margin or problem.loss.latents != 1
         small = labels or (n < FEWER_ROWS and min(n, d) <= MOST_SIZE)
-        possible = possible and given is not False and (given is True or small)
-        if target is None or not possible or not binary.certified(fits):
-            return fits, found
-        assert problem.data.y is not None
+        if not possible or given is False or not (given is True or small) or not fits.valid:
+            return None, found
+        assert target is not None
         assert found.end is not None
-        unit = 1.0 if labels else problem.loss.typical(problem.data.y, weights)[1]
-        scale = float(np.clip(cast(float, self.prior_scale) * unit, 1e-300, 1e300))
-        n_lost = target.n_lost
-        under_weak_priors(target, found.learnt.loss, scale)
-        average = averaged(target, found.end, found.learnt, fits, given is True)
-        if average is None:
-            return fits, found
-        if target.n_lost > n_lost:
-            warn_lost(target, "averaged over the others")
-        return average[0], found._replace(learnt=average[1], n_lost=target.n_lost)
+        assert self.prior_scale is not None
+        unit = 1.0 if labels else problem.loss.typical(problem.data.y, asked.weights)[1]
+        scale = float(np.clip(self.prior_scale * unit, 1e-300, 1e300))
+        proper = target.under_weak_priors(found.learnt.loss, scale)
+        both = averaged(proper, found.end, found.learnt, fits, given is True)
+        if both is None:
+            return None, found
+        if proper.n_lost > target.n_lost:
+            warn_lost(proper, "averaged over the others")
+        return both[0], found._replace(learnt=both[1], n_lost=proper.n_lost)
 
-    # ---- results ----
+    # ---- attributes ----
 
-    def summary(self, level: float = 0.95) -> Any:
+    def _publish(self, posteriors: list[AnyPosterior], variance: float | Array) -> None:
+        """Set the attributes of a fit."""
+        self.prior_variance_ = variance
+        averages = [post for post in posteriors if isinstance(post, IntegratedPosterior)]
+        fits = [post for post in posteriors if not isinstance(post, IntegratedPosterior)]
+        of_all = Averages(averages, []) if averages else Fits(fits, [])
+        self._set_fits(posteriors, of_all.log_evidence)
+
+    def _set_units(self, units: Units, asked: Request) -> None:
+        """Set what tells the units of columns, for later rows too."""
+        self.standardize_, self.column_scale_ = asked.standardizes, units.scale
+        self._origin, self._moments = units.origin, asked.moments
+
+    def summary(self, level: float = 0.95) -> DataFrame | dict[str, DataFrame]:
         """A table of coefficients and intercept, as :meth:`epfast.FullPosterior.summary` gives it.
 
         Parameters
@@ -553,7 +649,7 @@ class LinearModel(Coefficients):
             With more than two classes a table for each label against the rest.
         """
         check_is_fitted(self)
-        tables: list[Any] = [cast(Any, post).summary(level) for post in self.posteriors_]
+        tables = [post.summary(level) for post in self.posteriors_]
         for table, said in zip(tables, self._notes(), strict=True):
             table.attrs["notes"] += said
         if len(tables) == 1:
@@ -564,34 +660,34 @@ class LinearModel(Coefficients):
         """Lines below the summary of each posterior: what it models."""
         return [[] for _ in self.posteriors_]
 
-    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
+    def _latents(self, rows: Rows) -> list[tuple[Array, Array]]:
         return [post.predict_latent(rows) for post in self.posteriors_]
 
-    def _points(self, rows: Any, variances: bool = True) -> Points:
-        first = self.posteriors_[0]
-        if not isinstance(first, IntegratedPosterior):
+    def _points(self, rows: Rows, variances: bool = True) -> Points[AnyPosterior]:
+        averages = [post for post in self.posteriors_ if isinstance(post, IntegratedPosterior)]
+        if not averages:
             return super()._points(rows)
-        posteriors = [fits.posteriors for fits in Fits(self.posteriors_, []).by_point]
+        posteriors = [fits.posteriors for fits in Averages(averages, []).by_point]
         if variances:
             latents = [[post.predict_latent(rows) for post in some] for some in posteriors]
         else:  # of one response
             weights, d = np.stack([some[0].mean for some in posteriors]), rows.shape[1]
             means = np.asarray(rows @ weights[:, :d].T).T + weights[:, d:].sum(axis=1)[:, None]
             latents = [[(mean, np.full(len(mean), np.nan))] for mean in means]
-        return Points(first.weights, posteriors, latents)
+        return Points(averages[0].weights, posteriors, latents)
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         """Tags of scikit-learn."""
-        tags = cast(Any, super()).__sklearn_tags__()
+        tags: Tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
 
-    def _input(self) -> dict[str, Any]:
+    def _input(self) -> Input:
         return {"dtype": np.float64, "accept_sparse": "csr"}
 
 
 @contextmanager
-def _own_words(class_weight: Any) -> Iterator[None]:
+def _own_words(class_weight: ClassWeight) -> Iterator[None]:
     """Errors of fit_linear about weights, in the words of scikit-learn."""
     name = "sample_weight" if class_weight is None else "sample_weight or class_weight"
     try:
@@ -603,7 +699,40 @@ def _own_words(class_weight: Any) -> Iterator[None]:
         raise
 
 
-def _takes_chunks(self: Any) -> bool:
+def at_mode(post: AnyPosterior) -> Posterior:
+    """A posterior, or of an average that of its most probable point."""
+    if not isinstance(post, IntegratedPosterior):
+        return post
+    at_best: Posterior = post.best
+    return at_best
+
+
+def alike(starts: list[Posterior], problem: BinaryProblems) -> bool:
+    """Whether these posteriors are of such problems: as many, of as many latents."""
+    if len(starts) != len(problem.problems):
+        return False
+    before, now = starts[0].problem.loss, problem.problems[0].loss
+    return (before.latents, before.correlated) == (now.latents, now.correlated)
+
+
+def at_origin(post: AnyPosterior, origin: Array | None) -> AnyPosterior:
+    """The posterior of the rows, from that of the rows less an origin."""
+    if origin is None:
+        return post
+    data = post.problem.data
+    if data.X is not None:
+        data = data._replace(X=data.X + np.append(origin, 0.0))
+    whole = partial(uncentered_posterior, center=origin, data=data)
+    if isinstance(post, IntegratedPosterior):
+        return replace(post, posteriors=tuple(map(whole, post.posteriors)))
+    moved: Posterior = whole(post)
+    return moved
+
+
+# ---- LinearClassifier ----
+
+
+def _takes_chunks(self: LinearClassifier) -> bool:
     """Whether there is partial_fit."""
     if isinstance(self.loss, losses.Multiclass) or self.loss == "multiclass":
         raise AttributeError(
@@ -614,7 +743,7 @@ def _takes_chunks(self: Any) -> bool:
 
 
 @estimator
-class LinearClassifier(LinearModel, LatentClassifier):
+class LinearClassifier(LinearModel, LatentClassifier[AnyPosterior]):
     """Bayesian linear classifier by expectation propagation, for scikit-learn.
 
     The posterior of the weights is that of :func:`epfast.fit_linear`. Predictions are averages over
@@ -825,11 +954,11 @@ class LinearClassifier(LinearModel, LatentClassifier):
     array(['yes', 'yes', 'no'], dtype='<U3')
     """
 
-    loss: Any = "logistic"
+    loss: LossGiven = "logistic"
     intercept_variance: float = 100.0
     beta: float = 1.0
     learn: tuple[str, ...] = ()
-    class_weight: dict[Any, float] | str | None = None
+    class_weight: ClassWeight = None
 
     # ---- fit ----
 
@@ -856,18 +985,19 @@ class LinearClassifier(LinearModel, LatentClassifier):
         LinearClassifier
             Itself.
         """
-        rows, index, targets, weights, _ = self._training(X, y, sample_weight)
-        if len(targets) >= MANY_CLASSES:
+        seen = self._training(X, y, sample_weight)
+        count = len(seen.targets)
+        if count >= MANY_CLASSES:
             warn_user(
-                f"y has {len(targets)} classes, and there is a fit of each against the rest: time "
+                f"y has {count} classes, and there is a fit of each against the rest: time "
                 "and memory are in proportion. With prior_variance=1.0 and standardize=True, "
                 "without a search, they take a quarter of the time, with schedule=epfast.ADF() "
                 "beside it, one pass over the rows, a twelfth. loss='multiclass', one posterior of "
                 "all classes, takes longer still",
                 DataWarning,
             )
-        self._fit(rows, targets, weights)
-        self._couple(index, weights)
+        self._fit(self._request(seen.rows, seen.targets, seen.weights, seen.loss))
+        self._couple(seen.numbers, seen.weights)
         return self
 
     @available_if(_takes_chunks)  # type: ignore[untyped-decorator]
@@ -908,7 +1038,7 @@ class LinearClassifier(LinearModel, LatentClassifier):
         rows, labels = validate_data(self, X, y, reset=first, **self._input())
         rows = _checks.rows("X", rows)
         index = self._class_numbers(labels, classes, first)
-        loss_of_labels(self.loss)
+        loss = loss_of_labels(self.loss)
         if self.learn:
             raise ValueError(f"learn is {self.learn!r}; allowed in partial_fit: ()")
         if isinstance(self.class_weight, str):
@@ -917,7 +1047,35 @@ class LinearClassifier(LinearModel, LatentClassifier):
                 "of numbers, since the classes of later rows are unknown"
             )
         weights = row_weights(rows, self.classes_[index], sample_weight, self.class_weight)
-        schedule, kind = self._schedule(rows), self._covariance(rows)
+        asked = self._request_of_chunk(rows, self._targets(index), weights, loss, first)
+        scores: Array | None = None
+        before: Array | float = 0.0
+        if first:
+            binary = self._problems(asked)
+            variance = self._prior(binary)
+            variance = 1.0 if isinstance(variance, str) else variance
+            with one_blas_thread(binary.d):
+                fits = binary.fit(variance, binary.schedule)
+            self.n_lost_, reports = 0, fits.reports
+            origin = binary.units.origin
+            posteriors = [at_origin(post, origin) for post in fits.posteriors]
+        else:
+            binary = self._problems(asked, self.posteriors_[0].problem.prior)
+            variance, before = self.prior_variance_, self._tally
+            if len(self.posteriors_) > 1:
+                scores = self._odds(rows)
+            posteriors, reports = self._gone_on(binary, variance)
+        self._set_units(binary.units, asked)
+        warn_of_fits(reports)
+        self._publish(posteriors, variance)
+        self._couple(index, weights, scores, before)
+        return self
+
+    def _request_of_chunk(
+        self, rows: Rows, targets: list[Array], weights: Array | None, loss: Loss, first: bool
+    ) -> Request:
+        """What is asked of a fit of one chunk, which goes on from the posteriors there are."""
+        schedule, kind = self._schedule(rows, loss), self._covariance(rows, loss)
         if not first:
             kind = at_mode(self.posteriors_[0]).kind
         if kind == "factorized" and not isinstance(schedule, ADF):
@@ -932,38 +1090,31 @@ class LinearClassifier(LinearModel, LatentClassifier):
         if moments is not None and not first:
             assert self._moments is not None
             moments = self._moments.merged(moments)
-        units = self._units(rows, moments, standardizes)
+        units = self._units(rows, moments, standardizes, loss)
         if not first:
             units = units._replace(origin=self._origin)
-        prior = None if first else self.posteriors_[0].problem.prior
-        targets = self._targets(index)
-        binary = self._problems(rows, targets, weights, schedule, units, prior)
-        scores: Array | None = None
-        before: Array | float = 0.0
-        if first:
-            variance = self._prior(binary)
-            variance = 1.0 if isinstance(variance, str) else variance
-            fits, self.n_lost_ = binary.fit(variance, binary.schedule), 0
-            posteriors = [at_origin(post, binary.units.origin) for post in fits.posteriors]
-            fits = Fits(posteriors, fits.reports)
-        else:
-            variance, before = self.prior_variance_, self._tally
-            if len(self.posteriors_) > 1:
-                scores = self._odds(rows)
-            integrated = isinstance(self.posteriors_[0], IntegratedPosterior)
-            go_on: Any = averages_with_chunk if integrated else with_chunk
-            fits = go_on(self.posteriors_, binary, variance, Units(self.column_scale_))
-        self._set_units(binary.units, moments, standardizes)
-        warn_of_fits(fits.reports)
-        self._publish(fits, variance)
-        self._couple(index, weights, scores, before)
-        return self
+        covariance = self._covariance(rows, loss)
+        return Request(
+            rows, targets, weights, loss, schedule, covariance, standardizes, moments, units
+        )
 
-    # ---- parts of a fit ----
+    def _gone_on(
+        self, binary: BinaryProblems, variance: float | Array
+    ) -> tuple[list[AnyPosterior], list[Report]]:
+        """The posteriors with new rows, and what there is to warn of."""
+        units, posteriors = Units(self.column_scale_), self.posteriors_
+        averages = [post for post in posteriors if isinstance(post, IntegratedPosterior)]
+        if averages:
+            longer = averages_with_chunk(averages, binary, variance, units)
+            return [*longer.posteriors], longer.reports
+        fits = with_chunk(list(map(at_mode, posteriors)), binary, variance, units)
+        return [*fits.posteriors], fits.reports
+
+    # ---- results ----
 
     def _notes(self) -> list[list[str]]:
         names = [repr(label) for label in self.classes_.tolist()]
-        if self.posteriors_[0].loss.latents > 1:
+        if self.posteriors_[0].problem.loss.latents > 1:
             lines = [", ".join(f"class {k} is {name}" for k, name in enumerate(names))]
         elif len(names) == 2:
             lines = [f"coefficients are for {names[1]}, against {names[0]}"]
@@ -974,15 +1125,92 @@ class LinearClassifier(LinearModel, LatentClassifier):
         said = f"class_weight is {_checks.describe(self.class_weight)}: {WEIGHTS}"
         return [[line, said] for line in lines]
 
-    def _log_probabilities(self, rows: Any) -> Array:
-        return np.asarray(self.posteriors_[0].predict_log_proba(rows))
+    def _log_probabilities(self, rows: Rows) -> Array:
+        post = self.posteriors_[0]
+        assert isinstance(post, LatentPosterior | IntegratedPosterior)
+        return post.predict_log_proba(rows)
 
-    def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
-        return loss_of_labels(self.loss).with_offset(offset is not None)
+
+# ---- chunks of rows ----
+
+
+def with_chunk(
+    posteriors: Sequence[Posterior], problem: BinaryProblems, variance: float | Array, before: Units
+) -> Fits:
+    """Posteriors that have gone on with new rows, the data of the binary problems.
+
+    Their prior is that of the units that columns have now, where it was of those before. With
+    stored scalar sites EP fits those of the new rows. Else ADF takes them in, and no row is kept.
+    """
+    origin = problem.units.origin
+
+    def longer_one(k: int) -> tuple[Posterior, list[Report]]:
+        post, new = posteriors[k], problem.problems[k]
+        if origin is not None and post.known is not None:
+            post = recentered_posterior(post)
+        old, now = (
+            post.problem.with_precision(problem._replace(units=units).precision(variance)).prior
+            for units in (before, problem.units)
+        )
+        post = under(post, old, now)
+        reports: list[Report] = []
+
+        def report(fit: Fit, engine: Engine, schedule: Schedule) -> None:
+            reports.append(Report(fit, engine, schedule))
+
+        if isinstance(post, FactorizedPosterior):
+            prior = post.problem.prior
+            return fit_problem(new._replace(prior=prior, base=prior), post, warn=report), reports
+        assert not isinstance(post, LatentPosterior)  # refused by the checks
+        schedule = None if post.sites is None else post.schedule
+        longer = post.with_checked_rows(new.data, schedule, report)
+        if post.sites is None:
+            longer = replace(longer, problem=longer.problem._replace(data=Data(None, None)))
+        return at_mode(at_origin(longer, origin)), reports
+
+    with one_blas_thread(problem.d):
+        return Fits.of(problem.each(longer_one))
+
+
+def under(post: Posterior, before: State, prior: State) -> Posterior:
+    """The posterior of the same sites under another prior than before."""
+    state = post.state
+    problem = post.problem._replace(prior=prior, base=prior)
+    if isinstance(post, WidePosterior):
+        return replace(post, problem=problem)
+    state = state._replace(
+        precision=state.precision - before.precision + prior.precision,
+        shift=state.shift - before.shift + prior.shift,
+        log_scale=state.log_scale - before.log_scale + prior.log_scale,
+    )
+    return replace(post, state=state, problem=problem)
+
+
+def averages_with_chunk(
+    posteriors: Sequence[IntegratedPosterior],
+    problem: BinaryProblems,
+    variance: float | Array,
+    before: Units,
+) -> Averages:
+    """As :func:`with_chunk`, of averages: their points go on, and are weighted anew."""
+    points, first = Averages([*posteriors], []).by_point, posteriors[0]
+    variances: list[float | Array] = [variance] * len(points)
+    if "prior_variance" in first.hyper_names:
+        variances = first.points[:, first.hyper_names.index("prior_variance")].tolist()
+    pairs = zip(points, variances, strict=True)
+    now = [with_chunk(fits.posteriors, problem, at, before) for fits, at in pairs]
+    gains = [b.log_evidence - a.log_evidence for a, b in zip(points, now, strict=True)]
+    columns = zip(*(fits.posteriors for fits in now), strict=True)
+    both = zip(posteriors, columns, strict=True)
+    longer = [post.with_posteriors(column, gains) for post, column in both]
+    return Averages(longer, [one for fits in now for one in fits.reports])
+
+
+# ---- LinearRegressor ----
 
 
 @estimator
-class LinearRegressor(LinearModel, LatentRegressor):
+class LinearRegressor(LinearModel, LatentRegressor[AnyPosterior]):
     """Bayesian linear regression by expectation propagation, for scikit-learn.
 
     y may be real numbers, counts, times, or ordered classes. The posterior of the weights is that
@@ -1115,7 +1343,7 @@ class LinearRegressor(LinearModel, LatentRegressor):
     >>> mean, std = model.predict(X[:5], return_std=True)
     """
 
-    loss: Any = "gaussian"
+    loss: LossGiven = "gaussian"
     learn: tuple[str, ...] | None = None
 
     # ---- fit ----
@@ -1167,14 +1395,13 @@ class LinearRegressor(LinearModel, LatentRegressor):
         if weights is not None and (weights == 1.0).all():
             weights = None
         seen = Observed.of(loss, given, rows.shape[0], weights, offset)
-        level, few = self._level_of(seen), None
-        if self._learns_from_few(rows):
-            few = partial(self._learnt_from_few, rows, np.asarray(given), weights, offset)
-        shifts = seen.offset_beside(offset, level)
-        self._fit(rows, [given], weights, shifts, few, partial(at_level, seen, level))
+        seen = seen._replace(level=self._level_of(seen))
+        shifts = seen.offset_beside(offset, seen.level)
+        loss = loss.with_offset(shifts is not None)
+        self._fit(self._request(rows, [given], weights, loss, shifts, offset, seen))
         return self
 
-    # ---- parts of a fit ----
+    # ---- steps of a fit ----
 
     def _level_of(self, seen: Observed) -> float:
         """What is taken from y, and added to the intercept: the location of y in units of h.
@@ -1186,38 +1413,41 @@ class LinearRegressor(LinearModel, LatentRegressor):
         varies = seen.loss.in_units_of_y and seen.unit != abs(seen.location)
         return seen.location if free and varies else 0.0
 
-    def _learns_from_few(self, rows: Any) -> bool:
-        """Whether parameters are to be learnt that the evidence of these fits has no slopes by."""
-        slopes = self._covariance(rows) == "full" and self.batch_size is None
-        return self.learn is None and not slopes and bool(losses.resolve(self.loss).learnable)
-
-    def _learnt_from_few(
-        self,
-        rows: Any,
-        given: Array,
-        weights: Array | None,
-        offset: ArrayLike | None,
-        binary: BinaryProblems,
+    def _found(
+        self, asked: Request, binary: BinaryProblems, start: Sequence[Posterior] | None
     ) -> HyperParameters:
+        """Prior variance and loss. Those of few rows where all rows have no slopes by the loss."""
+        slopes = asked.covariance == "full" and self.batch_size is None
+        if slopes or self.learn is not None or not asked.loss.learnable:
+            return super()._found(asked, binary, start)
+        return self._found_by_few(asked, binary)
+
+    def _found_by_few(self, asked: Request, binary: BinaryProblems) -> HyperParameters:
         """Prior variance and loss of some of the rows, by a fit with a full covariance."""
-        n = rows.shape[0]
+        n, y = asked.rows.shape[0], np.asarray(asked.targets[0])
         some = np.sort(np.random.default_rng(0).permutation(n)[:FEW])
-        asked = self.get_params() | {"posterior": "full", "batch_size": None, "warm_start": False}
-        asked["integrate"] = False
-        loss = loss_of_numbers(self.loss, given)
-        few = LinearRegressor(**asked | {"loss": loss, "scheme": None, "schedule": None})
-        shift = None if offset is None else _checks.array("offset", offset, shape=(n,))[some]
-        share = None if weights is None else weights[some]
-        if share is not None and not share.any():
-            share = None
+        few = LinearRegressor(
+            **self.get_params()
+            | {
+                "loss": loss_of_numbers(self.loss, y),
+                "scheme": None,
+                "posterior": "full",
+                "batch_size": None,
+                "integrate": False,
+                "schedule": None,
+                "warm_start": False,
+            }
+        )
+        offset, share = asked.given_offset, asked.weights
+        if offset is not None:
+            offset = _checks.array("offset", offset, shape=(n,))[some]
+        if share is not None:
+            share = share[some] if share[some].any() else None
         with warnings.catch_warnings():  # of all rows they are said already
             warnings.simplefilter("ignore", DataWarning)
-            few.fit(rows[some], given[some], share, shift)
+            few.fit(asked.rows[some], y[some], share, offset)
         loss = few.loss_.with_offset(binary.problems[0].loss.has_offset)
         return HyperParameters(Learnt(few.prior_variance_, loss), n_lost=few.n_lost_)
-
-    def _factor(self, offset: ArrayLike | None, y: Any) -> Loss:
-        return loss_of_numbers(self.loss, y).with_offset(offset is not None)
 
     def _intercept(self, problem: Problem) -> float:
         if self.intercept_variance is not None:
@@ -1227,151 +1457,8 @@ class LinearRegressor(LinearModel, LatentRegressor):
         wide = INTERCEPT_VARIANCE if problem.loss.in_units_of_y else OF_LINK
         return float(np.clip(location**2 + wide * unit**2, 1e-300, 1e300))
 
-    def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
+    def _draws(
+        self, rows: Rows, size: int, rng: np.random.Generator, offset: ArrayLike | None
+    ) -> Array:
         drawn: Array = self.posterior_.sample_y(rows, size, rng, offset)
         return drawn
-
-
-def at_level(seen: Observed, level: float, post: Any, sign: float = 1.0) -> Any:
-    """The posterior of y, from that of y less its level. Or the other way, with sign -1."""
-    if not level:
-        return post
-    return post.raised(sign * level, seen.responses, seen.loss.has_offset)
-
-
-def problems_of(
-    chosen: Choices,
-    rows: Any,
-    targets: list[Any],
-    weights: Array | None,
-    intercept: bool,
-    units: Units,
-    prior: State | None = None,
-    offset: Any = None,
-) -> list[Problem]:
-    """The problems of rows that were checked, a target each.
-
-    prior: of them all, if it has the form of these fits. Else one stands in.
-    """
-    full = chosen.covariance == "full"
-    X = with_ones(rows) if intercept else rows
-    data = [
-        responses_of(chosen.loss, target, X.shape[0], weights, offset)._replace(X=X)
-        for target in targets
-    ]
-    several = chosen.loss.latents > 1
-    if units.origin is not None and (several or wide_rows(chosen, X, intercept) is None):
-        X[:, :-1] -= units.origin  # a kernel is of rows about their means by itself
-    center = center_of(X, data[0].weights) if intercept and full else None
-    wide = None if several else wide_rows(chosen, X, intercept, center)
-    if wide is not None:  # the kernel of one prior variance is a multiple of that of another
-        wide = wide.remembering(units.variances)
-        data = [part._replace(X=wide.X) for part in data]
-    dense = full and wide is None
-    if prior is None or (prior.precision.ndim == 2) != dense:
-        # until there is a prior variance: no memory where d is large
-        ones, zeros = (np.broadcast_to(x, X.shape[1:]) for x in (1.0, 0.0))
-        prior = prior_of(ones, zeros, True) if dense else State(ones, zeros, None, 0.0, 0)
-    problems = [chosen.problem(part, prior) for part in data]
-    return [problem._replace(intercept=intercept, center=center, wide=wide) for problem in problems]
-
-
-def with_chunk(
-    posteriors: list[Posterior],
-    problem: BinaryProblems,
-    variance: float | Array,
-    before: Units,
-) -> Fits:
-    """Posteriors that have gone on with new rows, the data of the binary problems.
-
-    Their prior is that of the units that columns have now, where it was of those before. With
-    stored scalar sites EP fits those of the new rows. Else ADF takes them in, and no row is kept.
-    """
-
-    def one(k: int) -> tuple[Posterior, list[tuple[Any, ...]]]:
-        post, new = posteriors[k], problem.problems[k]
-        origin = problem.units.origin
-        if origin is not None and post.known is not None:
-            post = recentered_posterior(post)
-        old, now = (
-            post.problem.with_precision(problem._replace(units=units).precision(variance)).prior
-            for units in (before, problem.units)
-        )
-        post = under(post, old, now)
-        reports: list[tuple[Any, ...]] = []
-
-        def warn(*what: Any) -> None:
-            reports.append(what[:3])
-
-        if isinstance(post, FactorizedPosterior):
-            prior = post.problem.prior
-            return fit_problem(new._replace(prior=prior, base=prior), post, warn=warn), reports
-        assert not isinstance(post, LatentPosterior)  # refused by the checks
-        schedule = None if post.sites is None else post.schedule
-        longer = post.with_checked_rows(new.data, schedule, warn)
-        if post.sites is None:
-            longer = replace(longer, problem=longer.problem._replace(data=Data(None, None)))
-        return at_origin(longer, origin), reports
-
-    return Fits(*gathered(one, len(posteriors), problem.n_jobs, problem.d))
-
-
-def at_origin(post: Any, origin: Array | None) -> Any:
-    """The posterior of the rows, from that of the rows less an origin."""
-    if origin is None:
-        return post
-    data = post.problem.data
-    if data.X is not None:
-        data = data._replace(X=data.X + np.append(origin, 0.0))
-    whole = partial(uncentered_posterior, center=origin, data=data)
-    if isinstance(post, IntegratedPosterior):
-        return replace(post, posteriors=tuple(whole(one) for one in post.posteriors))
-    return whole(post)
-
-
-def under(post: Posterior, before: State, prior: State) -> Posterior:
-    """The posterior of the same sites under another prior than before."""
-    state = post.state
-    problem = post.problem._replace(prior=prior, base=prior)
-    if isinstance(post, WidePosterior):
-        return replace(post, problem=problem)
-    state = state._replace(
-        precision=state.precision - before.precision + prior.precision,
-        shift=state.shift - before.shift + prior.shift,
-        log_scale=state.log_scale - before.log_scale + prior.log_scale,
-    )
-    return replace(post, state=state, problem=problem)
-
-
-def averages_with_chunk(
-    posteriors: list[IntegratedPosterior],
-    problem: BinaryProblems,
-    variance: float | Array,
-    units: Units,
-) -> Fits:
-    """As :func:`with_chunk`, of averages: their points go on, and are weighted anew."""
-    before, first = Fits(posteriors, []).by_point, posteriors[0]
-    variances: list[Any] = [variance] * len(before)
-    if "prior_variance" in first.hyper_names:
-        variances = first.points[:, first.hyper_names.index("prior_variance")].tolist()
-    points = zip(before, variances, strict=True)
-    now = [with_chunk(fits.posteriors, problem, at, units) for fits, at in points]
-    gains = [b.log_evidence - a.log_evidence for a, b in zip(before, now, strict=True)]
-    columns = zip(*(fits.posteriors for fits in now), strict=True)
-    pairs = zip(posteriors, columns, strict=True)
-    longer = [post.with_posteriors(column, gains) for post, column in pairs]
-    return Fits(longer, [one for fits in now for one in fits.reports])
-
-
-def at_mode(post: Any) -> Posterior:
-    """A posterior, or of an average that of its most probable point."""
-    at_best: Posterior = post.best if isinstance(post, IntegratedPosterior) else post
-    return at_best
-
-
-def alike(starts: list[Posterior], problem: BinaryProblems) -> bool:
-    """Whether these posteriors are of such problems: as many, of as many latents."""
-    if len(starts) != len(problem.problems):
-        return False
-    before, now = starts[0].problem.loss, problem.problems[0].loss
-    return (before.latents, before.correlated) == (now.latents, now.correlated)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
 from functools import partial
-from typing import Any, Self
+from typing import Self, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,6 +15,9 @@ from epfast._arrays import Array
 from epfast.estimators.base import (
     LatentClassifier,
     LatentRegressor,
+    Posteriors,
+    Rows,
+    Seed,
     all_or_nothing,
     check_labels,
     estimator,
@@ -24,34 +27,50 @@ from epfast.estimators.base import (
     validate_data,
 )
 from epfast.gaussian.posterior import shifted
+from epfast.inference.runtime import Tick
 from epfast.parametric import NetworkPosterior, fit_network
 from epfast.schedules import ADF, Schedule
 
 __all__ = ["NetworkClassifier", "NetworkRegressor"]
 
 
+class Arguments(TypedDict, total=False):
+    """What fit_network takes besides rows."""
+
+    hidden: tuple[int, ...]
+    schedule: Schedule | None
+    prior: tuple[float, float] | float | None
+    standardize: bool
+    progress: bool | Tick
+    rng: int
+    noise: tuple[float, float]
+    loss: str
+
+
 @estimator
-class _Network:
+class _Network(Posteriors[NetworkPosterior]):
     """What both estimators share: parameters and fits."""
 
-    hidden: Any = field(default=(50,), kw_only=False)
+    hidden: tuple[int, ...] = field(default=(50,), kw_only=False)
     schedule: Schedule | None = None
     prior: tuple[float, float] | float | None = None
     standardize: bool = True
-    random_state: Any = None
-    progress: Any = False
+    random_state: Seed = None
+    progress: bool | Tick = False
     #: of classifiers, which have a network for each class
     n_jobs: int | None = field(default=None, init=False)
 
-    def _given(self) -> dict[str, Any]:
-        """What fit_network takes besides rows."""
-        names = ("hidden", "schedule", "prior", "standardize", "progress")
+    def _arguments(self) -> Arguments:
         return {
-            **{name: getattr(self, name) for name in names},
+            "hidden": self.hidden,
+            "schedule": self.schedule,
+            "prior": self.prior,
+            "standardize": self.standardize,
+            "progress": self.progress,
             "rng": fit_seed(self.random_state),
         }
 
-    def _continued(self, rows: Array, targets: Sequence[Array]) -> list[NetworkPosterior]:
+    def _continued(self, rows: Rows, targets: Sequence[ArrayLike]) -> list[NetworkPosterior]:
         """Networks of new rows, one for each target: from those that there are, or the first ones.
 
         The first rows of a stream count as often as later ones: by default one pass of ADF.
@@ -59,16 +78,16 @@ class _Network:
         if hasattr(self, "posteriors_"):
             pairs = zip(self.posteriors_, targets, strict=True)
             return self._each(partial(post.partial_fit, rows, y) for post, y in pairs)
-        given = self._given()
+        arguments = self._arguments()
         if self.schedule is None:
-            given["schedule"] = ADF()
-        return self._each(partial(fit_network, rows, y, **given) for y in targets)
+            arguments["schedule"] = ADF()
+        return self._each(partial(fit_network, rows, y, **arguments) for y in targets)
 
-    def _each(self, calls: Iterable[Callable[[], Any]]) -> list[Any]:
+    def _each(self, calls: Iterable[Callable[[], NetworkPosterior]]) -> list[NetworkPosterior]:
         some = list(calls)
         return in_threads(some, min(jobs_of(self.n_jobs), len(some)))
 
-    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
+    def _latents(self, rows: Rows) -> list[tuple[Array, Array]]:
         return [post.predict(rows) for post in self.posteriors_]
 
     def _publish(self, posts: list[NetworkPosterior]) -> Self:
@@ -78,7 +97,7 @@ class _Network:
 
 
 @estimator
-class NetworkRegressor(_Network, LatentRegressor):
+class NetworkRegressor(_Network, LatentRegressor[NetworkPosterior]):
     """Bayesian neural network by probabilistic backpropagation, for scikit-learn.
 
     The posterior over the weights comes from :func:`epfast.fit_network`: independent Gaussians,
@@ -130,8 +149,8 @@ class NetworkRegressor(_Network, LatentRegressor):
 
     noise: tuple[float, float] = (6.0, 6.0)
 
-    def _given(self) -> dict[str, Any]:
-        return {**super()._given(), "noise": self.noise}
+    def _arguments(self) -> Arguments:
+        return {**super()._arguments(), "noise": self.noise}
 
     @all_or_nothing
     def fit(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> NetworkRegressor:
@@ -152,7 +171,7 @@ class NetworkRegressor(_Network, LatentRegressor):
             Itself.
         """
         rows, given = self._rows_and_responses(X, y)
-        return self._publish([fit_network(rows, _rest(given, offset), **self._given())])
+        return self._publish([fit_network(rows, _rest(given, offset), **self._arguments())])
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None
@@ -175,23 +194,28 @@ class NetworkRegressor(_Network, LatentRegressor):
             Itself.
         """
         if hasattr(self, "posterior_"):
-            rows, given = validate_data(self, X, y, y_numeric=True, dtype=np.float64, reset=False)
-        else:
-            rows, given = self._rows_and_responses(X, y)
-        return self._publish(self._continued(rows, [_rest(given, offset)]))
+            checks = self._input()
+            rows, given = validate_data(self, X, y, y_numeric=True, reset=False, **checks)
+            return self._publish(self._continued(rows, [_rest(given, offset)]))
+        rows, responses = self._rows_and_responses(X, y)
+        return self._publish(self._continued(rows, [_rest(responses, offset)]))
 
-    def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
-        drawn: Array = self.posterior_.sample_y(rows, size, rng)
-        return shifted(drawn, offset)
+    def _draws(
+        self, rows: Rows, size: int, rng: np.random.Generator, offset: ArrayLike | None
+    ) -> Array:
+        return shifted(self.posterior_.sample_y(rows, size, rng), offset)
 
 
-def _rest(y: Array, offset: ArrayLike | None) -> Array:
+def _rest(y: ArrayLike, offset: ArrayLike | None) -> ArrayLike:
     """What is left of y for the network, (n,)."""
-    return y if offset is None else y - _checks.array("offset", offset, shape=y.shape)
+    if offset is None:
+        return y
+    y = np.asarray(y)
+    return np.asarray(y - _checks.array("offset", offset, shape=y.shape))
 
 
 @estimator
-class NetworkClassifier(_Network, LatentClassifier):
+class NetworkClassifier(_Network, LatentClassifier[NetworkPosterior]):
     """Bayesian neural network classifier by probabilistic backpropagation, for scikit-learn.
 
     One output with a probit likelihood. With more than two classes a network for each against the
@@ -230,8 +254,8 @@ class NetworkClassifier(_Network, LatentClassifier):
 
     n_jobs: int | None = None
 
-    def _given(self) -> dict[str, Any]:
-        return {**super()._given(), "loss": "probit"}
+    def _arguments(self) -> Arguments:
+        return {**super()._arguments(), "loss": "probit"}
 
     @all_or_nothing
     def fit(self, X: ArrayLike, y: ArrayLike) -> NetworkClassifier:
@@ -253,8 +277,9 @@ class NetworkClassifier(_Network, LatentClassifier):
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_labels(labels)
         _, targets = self._encode(labels)
-        given = self._given()
-        return self._publish(self._each(partial(fit_network, rows, y, **given) for y in targets))
+        arguments = self._arguments()
+        calls = (partial(fit_network, rows, y, **arguments) for y in targets)
+        return self._publish(self._each(calls))
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None

@@ -16,6 +16,7 @@ from epfast import _checks, inference, losses, schemes
 from epfast._arrays import Array
 from epfast.estimators.base import (
     ConvergenceWarning,
+    Input,
     LatentClassifier,
     LatentRegressor,
     Observed,
@@ -114,6 +115,8 @@ AVERAGED_UP_TO = 100
 CONTRADICTED = 3.0
 METHODS = "auto", "exact", "nearest"
 Posterior = GPPosterior | LatentGPPosterior | LowRankGPPosterior | NearestGPPosterior
+#: at hyper-parameters, or averaged over them
+AnyPosterior = Posterior | IntegratedProcess
 #: distance of a latent mean from 0, over 1 + its prior sd, below which quadrature may have the sign
 #: of the log odds wrong
 NEAR = 1e-6
@@ -137,7 +140,7 @@ APART, LEVEL, LOWER = 0.5, 0.05, 1.0
 
 
 @estimator
-class ProcessModel(Posteriors):
+class ProcessModel(Posteriors[AnyPosterior]):
     """Base of the estimators of processes, with the parameters that both have."""
 
     kernel: Any = field(default=None, kw_only=False)
@@ -156,13 +159,13 @@ class ProcessModel(Posteriors):
     warm_start: bool = False
     n_jobs: int | None = None
 
-    def _input(self) -> dict[str, Any]:
+    def _input(self) -> Input:
         """What scikit-learn shall check of X: of texts, graphs and the like no more than a length.
 
         That is where the kernel says so, by ``requires_vector_input``.
         """
         vectors = getattr(self.kernel, "requires_vector_input", True)
-        return {"dtype": np.float64} if vectors else {"dtype": None, "ensure_2d": False}
+        return Input(dtype=np.float64) if vectors else Input(dtype=None, ensure_2d=False)
 
     def _check(self) -> None:
         """Check the parameters."""
@@ -247,7 +250,7 @@ class ProcessModel(Posteriors):
             maxima = self._search(problems, begin, before is not None, far)
             thetas, starts = [one.theta for one in maxima], [one.start for one in maxima]
         elif before is not None:
-            last = [uncounted(getattr(post, "best", post)) for post in self.posteriors_]
+            last = [uncounted(at_mode(post)) for post in self.posteriors_]
             starts = last if all(len(post.y) == len(self.X_train_) for post in last) else starts
         self._thetas, self._problems = thetas, problems
         self._kernels = [kernel.clone_with_theta(theta[:size]) for theta in thetas]
@@ -488,7 +491,11 @@ class ProcessModel(Posteriors):
             for theta in thetas
         ]
         # more restarts add to fewer
-        draws = [[rng.uniform(*bounds.T) for _ in thetas] for _ in range(self.n_restarts_optimizer)]
+        low, high = bounds.T
+        draws = [
+            [np.asarray(rng.uniform(low, high)) for _ in thetas]
+            for _ in range(self.n_restarts_optimizer)
+        ]
         restarts = [alone + [mine[k] for mine in draws] for k in range(len(thetas))]
         pilots: list[AnyProcess] | None = None
         if default and n > PILOT:
@@ -649,7 +656,7 @@ class ProcessModel(Posteriors):
         ]
         return _joined(pieces)
 
-    def _points(self, rows: Any, variances: bool = True) -> Points:
+    def _points(self, rows: Any, variances: bool = True) -> Points[AnyPosterior]:
         post = self.posteriors_[0]
         if isinstance(post, IntegratedProcess):
             latents = _joined([post.latents_at(some) for some in self._blocks(rows)])
@@ -669,7 +676,7 @@ class ProcessModel(Posteriors):
 
     def _blocks(self, rows: Any) -> Iterator[Any]:
         """Rows, as many at a time as have about NUMBERS values of the kernel."""
-        step = max(1, NUMBERS // max(len(self._basis(post)) for post in self.posteriors_))
+        step = max(1, NUMBERS // max(len(self._basis(at_mode(post))) for post in self.posteriors_))
         return (rows[first : first + step] for first in range(0, len(rows), step))
 
     def _cross(self, rows: Array, joint: bool = False) -> Iterator[tuple[Any, tuple[Any, ...]]]:
@@ -698,6 +705,14 @@ class ProcessModel(Posteriors):
         return inputs[post.pivots] if isinstance(post, LowRankGPPosterior) else inputs
 
 
+def at_mode(post: AnyPosterior) -> Posterior:
+    """A posterior, or of an average that of its most probable point."""
+    if not isinstance(post, IntegratedProcess):
+        return post
+    at_best: Posterior = post.best
+    return at_best
+
+
 def _joined(pieces: list[list[tuple[Array, Array]]]) -> list[tuple[Array, Array]]:
     """Means and variances of blocks of rows, one after the other, for each posterior."""
     return [
@@ -707,7 +722,7 @@ def _joined(pieces: list[list[tuple[Array, Array]]]) -> list[tuple[Array, Array]
 
 
 @estimator
-class GPClassifier(ProcessModel, LatentClassifier):
+class GPClassifier(ProcessModel, LatentClassifier[AnyPosterior]):
     """Gaussian process classifier by expectation propagation, for scikit-learn.
 
     The kernel's hyper-parameters maximise EP's log evidence, by a search with its gradient. The
@@ -876,7 +891,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
             If a ``rank`` that is given leaves more than 1 nat of the log evidence open. If
             ``method="auto"`` comes to nearest rows, with what the exact process would cost.
         """
-        rows, index, targets, weights, loss = self._training(X, y, sample_weight, counted=True)
+        rows, numbers, targets, weights, loss = self._training(X, y, sample_weight, counted=True)
         self._check()
         self.n_classes_ = len(self.classes_)
         self._fit(
@@ -887,7 +902,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
             weights,
             noise=1.0,
         )
-        self._couple(index, weights)
+        self._couple(numbers, weights)
         return self
 
     # -- prediction --
@@ -1017,7 +1032,7 @@ class GPClassifier(ProcessModel, LatentClassifier):
 
 
 @estimator
-class GPRegressor(ProcessModel, LatentRegressor):
+class GPRegressor(ProcessModel, LatentRegressor[AnyPosterior]):
     """Gaussian process for y of any kind by expectation propagation, for scikit-learn.
 
     The kernel's hyper-parameters and parameters of the likelihood, such as the variance of noise,

@@ -1,21 +1,29 @@
-"""The hyper-parameters of linear models: what a fit at some of them is, and the search."""
+"""The hyper-parameters of linear models: fits at some of them, and the search for the best.
+
+Hyper-parameters are logs of prior standard deviations, then numbers of the likelihood. What is
+fitted with some of them are binary problems, one or one for each class. A target says what their
+log density is, :func:`epfast.inference.hyper.climbed` walks uphill, and an average is taken about
+the mode where that matters. A fit counts only if it is valid, see :func:`certified`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 from scipy import linalg, special
 
 from epfast import _checks, priors
-from epfast._arrays import Array, row_chunks
-from epfast.estimators.base import ConvergenceWarning, EvidenceWarning, in_threads, shares
+from epfast._arrays import Array, Indices, is_sparse, row_chunks
+from epfast.estimators.base import ConvergenceWarning, EvidenceWarning, Report, Rows, in_threads
 from epfast.estimators.units import Units
 from epfast.gaussian import (
     FactorizedPosterior,
@@ -29,11 +37,17 @@ from epfast.gaussian.engines.shards import WarmStart
 from epfast.gaussian.held import Chart, gains, with_noise
 from epfast.gaussian.hyper import mixtures
 from epfast.gaussian.latent_posterior import LatentPosterior
-from epfast.gaussian.problem import (
-    mean_of_rows,
-    prior_of,
+from epfast.gaussian.posterior import GaussianPosterior
+from epfast.gaussian.problem import State, mean_of_rows, prior_of
+from epfast.inference import (
+    FAILURES,
+    DataWarning,
+    Engine,
+    Fit,
+    Sites,
+    fit_from,
+    start_may_be_dropped,
 )
-from epfast.inference import FAILURES, DataWarning, Sites, fit_from, start_may_be_dropped
 from epfast.inference.hyper import (
     LEFT,
     MOST,
@@ -53,28 +67,49 @@ from epfast.inference.hyper import (
 )
 from epfast.inference.learning import STEP
 from epfast.inference.records import warn_user
-from epfast.inference.runtime import one_blas_thread
+from epfast.inference.runtime import cached_property, one_blas_thread
 from epfast.losses import Gaussian, Loss
 from epfast.priors import HalfCauchy
 from epfast.schedules import DEP, EP, Schedule, SharedSites
 
+T = TypeVar("T")
+
+#: of one response, or of one class
+Posterior = FullPosterior | FactorizedPosterior | LatentPosterior
+#: what a fit begins with
+Start = Posterior | WarmStart
+
 # ---- fits with given hyper-parameters ----
 
 
-Posterior = FullPosterior | FactorizedPosterior | LatentPosterior
+class Fits(NamedTuple):
+    """The fits of all binary problems with one prior."""
 
+    posteriors: list[Posterior]
+    #: what there may be to warn of
+    reports: list[Report]
 
-@dataclass(frozen=True)
-class Fits:
-    """The fits of all binary problems with one prior, or their averages over the same priors."""
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[Posterior, list[Report]]]) -> Fits:
+        """The fits of the problems, in their order, each with what it reports."""
+        posteriors: list[Posterior] = []
+        reports: list[Report] = []
+        for post, of_post in pairs:
+            posteriors.append(post)
+            reports += of_post
+        return cls(posteriors, reports)
 
-    posteriors: list[Any]
-    #: what there is to warn of: arguments of :func:`epfast.estimators.base.warn_of_fits`
-    reports: list[tuple[Any, ...]]
+    @property
+    def log_evidence(self) -> float:
+        """The sum over the problems."""
+        return float(sum(map(attrgetter("log_evidence"), self.posteriors)))
 
-    def sums(
-        self, variances: Array, groups: NDArray[np.intp] | None, units: Array
-    ) -> tuple[Array, Array]:
+    @property
+    def valid(self) -> bool:
+        """Whether the evidence of each may be believed."""
+        return all(map(certified, self.posteriors))
+
+    def sums(self, variances: Array, groups: Indices | None, units: Array) -> tuple[Array, Array]:
         """Squares of means over prior variances, and degrees of freedom, of groups, (k,) each.
 
         Their difference is the slope of the log evidence by the log of a prior sd, at a fixed
@@ -90,6 +125,7 @@ class Fits:
         """
         d, k, total = len(units), len(variances), np.zeros((2, len(variances)))
         which = np.zeros(d, dtype=np.intp) if groups is None else groups
+        scale = 1.0 / (variances[which] * units)
         for post in self.posteriors:
             if isinstance(post, WidePosterior) and k == 1:  # without variances of all weights
                 tau, seen = post.sites.precision, post.marginals_of_rows()[1]
@@ -98,25 +134,34 @@ class Fits:
                 total[:, 0] += squares, freedom
                 continue
             # of several latents each counts: (C, d), else (1, d)
-            mean, variance = (np.atleast_2d(part)[:, :d] for part in (post.mean, post.variance))
-            scale = 1.0 / (variances[which] * units)
+            mean = np.atleast_2d(post.mean)[:, :d]
+            variance = np.atleast_2d(post.variance)[:, :d]
             total[0] += np.bincount(which, (mean**2).sum(axis=0) * scale, k)
             total[1] += np.bincount(which, len(mean) - variance.sum(axis=0) * scale, k)
-        return total[0], total[1]
+        return total[0], np.maximum(total[1], TINY)
+
+
+#: of a value that takes none
+NO_FITS = Fits([], [])
+
+
+class Averages(NamedTuple):
+    """The averages of the fits of all binary problems, over the same hyper-parameters."""
+
+    posteriors: list[IntegratedPosterior]
+    reports: list[Report]
 
     @property
     def by_point(self) -> list[Fits]:
-        """Of averages, the fits of each point."""
+        """The fits of each point."""
         columns = zip(*(post.posteriors for post in self.posteriors), strict=True)
         return [Fits(list(column), []) for column in columns]
 
     @property
     def log_evidence(self) -> float:
-        first = self.posteriors[0]
-        if isinstance(first, IntegratedPosterior):
-            values = [fits.log_evidence for fits in self.by_point]
-            return float(special.logsumexp(first.log_prior + values))
-        return float(sum(post.log_evidence for post in self.posteriors))
+        """Integrated over the hyper-parameters."""
+        values = [fits.log_evidence for fits in self.by_point]
+        return float(special.logsumexp(self.posteriors[0].log_prior + values))
 
 
 class BinaryProblems(NamedTuple):
@@ -129,12 +174,13 @@ class BinaryProblems(NamedTuple):
     intercept_variance: float | None
     #: of the columns
     units: Units
-    #: threads: over the problems, or inside the one
-    n_jobs: int = 1
+    #: threads over the problems, and inside each of them. None: one
+    jobs: tuple[int, int | None] = 1, None
 
     @property
-    def schedule(self) -> Any:
-        return self.problems[0].schedule
+    def schedule(self) -> Schedule:
+        schedule: Schedule = self.problems[0].schedule
+        return schedule
 
     def with_loss(self, loss: Loss) -> BinaryProblems:
         """The same with another loss of the same responses."""
@@ -153,52 +199,48 @@ class BinaryProblems(NamedTuple):
         wide = self.intercept_variance
         return precision if wide is None else np.append(precision, 1.0 / wide)
 
-    def at(self, k: int, variance: float | Array) -> Problem:
-        """One problem with this prior variance."""
-        return self.problems[k].with_precision(self.precision(variance))
+    def prior(self, variance: float | Array) -> State:
+        """The prior of the weights with this prior variance."""
+        return self.problems[0].with_precision(self.precision(variance)).prior
 
     def fit(
         self,
         variance: float | Array,
         schedule: Schedule,
-        starts: list[Posterior] | None = None,
+        starts: Sequence[Start] | None = None,
     ) -> Fits:
-        """Fit each problem with this prior variance."""
-        threads = shares(self.n_jobs, len(self.problems))[1] or 1
-        prior = self.at(0, variance).prior
+        """Fit each problem with this prior variance. The caller holds BLAS to its threads."""
+        prior, threads = self.prior(variance), self.jobs[1] or 1
 
-        def one(k: int) -> tuple[Posterior, list[tuple[Any, ...]]]:
+        def fit_one(k: int) -> tuple[Posterior, list[Report]]:
+            reports: list[Report] = []
+
+            def report(fit: Fit, engine: Engine, schedule: Schedule) -> None:
+                reports.append(Report(fit, engine, schedule))
+
             problem = self.problems[k]._replace(prior=prior, base=prior, schedule=schedule)
-            reports: list[tuple[Any, ...]] = []
             start = None if starts is None else starts[k]
             guess = problem.loss.latents != 1 and start_may_be_dropped(start, problem)
-            given: dict[str, Any] = {"threads": threads, "guess": guess}
-            given["warn"] = lambda *what: reports.append(what[:3])
-            return fit_problem(problem, start, **given), reports
+            return fit_problem(problem, start, threads=threads, guess=guess, warn=report), reports
 
-        return Fits(*gathered(one, len(self.problems), self.n_jobs, self.d))
+        return Fits.of(self.each(fit_one))
+
+    def each(self, of_problem: Callable[[int], T]) -> list[T]:
+        """What a function says of the number of each problem, in their order, by threads."""
+        if len(self.problems) == 1:
+            return [of_problem(0)]
+        return in_threads([partial(of_problem, k) for k in range(len(self.problems))], self.jobs[0])
 
     def has_made(self, fits: Fits, variance: float | Array) -> bool:
         """Whether fits are those of these problems with this prior variance."""
-        precision, made = self.at(0, variance).prior.precision, True
+        precision = self.prior(variance).precision
         for post, problem in zip(fits.posteriors, self.problems, strict=True):
-            one: Any = getattr(post, "problem", None)  # a start has none
-            made = made and one is not None and one.data is problem.data
-            made = made and (one.schedule, one.loss) == (problem.schedule, problem.loss)
-            made = made and np.array_equal(one.prior.precision, precision)
-        return made
-
-    def certified(self, fits: Fits) -> bool:
-        return all(certified(post) for post in fits.posteriors)
-
-
-def gathered(
-    one: Callable[[int], tuple[Any, list[Any]]], count: int, n_jobs: int | None, d: int
-) -> tuple[list[Any], list[Any]]:
-    """Results of ``one(k)`` in the order of k, whatever the number of threads, and its lists."""
-    with one_blas_thread(d):
-        results = in_threads([partial(one, k) for k in range(count)], shares(n_jobs, count)[0])
-    return [post for post, _ in results], [what for _, reports in results for what in reports]
+            there = post.problem
+            if there.data is not problem.data or there.schedule != problem.schedule:
+                return False
+            if there.loss != problem.loss or not np.array_equal(there.prior.precision, precision):
+                return False
+        return True
 
 
 def normalised(loss: Loss) -> bool:
@@ -275,7 +317,12 @@ class LossParameters(NamedTuple):
 
     @classmethod
     def of(
-        cls, loss: Loss, learn: Any, responses: Array, weights: Array | None, shifts: bool
+        cls,
+        loss: Loss,
+        learn: Iterable[str] | None,
+        responses: Array,
+        weights: Array | None,
+        shifts: bool,
     ) -> LossParameters:
         """Those that ``learn`` names. None: the first of the loss, where it has some.
 
@@ -294,10 +341,10 @@ class LossParameters(NamedTuple):
                 EvidenceWarning,
             )
             return cls(loss.started(responses, weights), (), np.empty((0, 2)))
-        begun = loss.started(responses, weights)
-        begun = loss.with_parameters(**{name: getattr(begun, name) for name in names})
-        unseen = _unseen(begun, responses, weights) if "cuts" in names else ()
-        new = cls(begun, names, np.empty((0, 2)), unseen)
+        with_start = loss.started(responses, weights)
+        with_start = loss.with_parameters(**{name: getattr(with_start, name) for name in names})
+        unseen = _unseen(with_start, responses, weights) if "cuts" in names else ()
+        new = cls(with_start, names, np.empty((0, 2)), unseen)
         bounds = [new._range(name, shifts) for name in names]
         if not bounds:
             return new
@@ -346,7 +393,7 @@ class LossParameters(NamedTuple):
 
     def at(self, free: Array) -> Loss:
         """The loss with these free numbers."""
-        values: dict[str, Any] = {}
+        values: dict[str, float | tuple[float, ...]] = {}
         for name, part in self.places:
             single = np.ndim(getattr(self.loss, name)) == 0
             values[name] = float(np.exp(free[part][0])) if single else self._cuts(free[part])
@@ -372,9 +419,10 @@ class LossParameters(NamedTuple):
         for width, block in zip(widths[is_seen], np.cumsum(is_seen)[is_seen], strict=True):
             nearest[block - 1 : block + 1] = np.minimum(nearest[block - 1 : block + 1], width)
 
-        def of_rows(responses: Array) -> NDArray[np.intp]:
+        def of_rows(responses: Array) -> Indices:
             result = np.full((len(responses), 2), count)
-            ends: Any = self.loss.numbers_of(responses)
+            ends = self.loss.numbers_of(responses)
+            assert ends is not None
             for at in ends.T:
                 rows = np.flatnonzero((at >= 0) & (at < count))
                 result[rows, blocks[at[rows]] % 2] = at[rows]
@@ -390,7 +438,7 @@ class LossParameters(NamedTuple):
             by_gap,
         )
 
-    def slopes(self, loss: Loss, gradient: dict[str, Any]) -> Array:
+    def slopes(self, loss: Loss, gradient: Mapping[str, ArrayLike]) -> Array:
         """By the free numbers, (k,), from the gradient by the parameters of the loss."""
         parts = []
         for name in self.names:
@@ -422,11 +470,12 @@ class LossParameters(NamedTuple):
                 ends.append(f"{_written(name, value)} ({_why(name, False)}{none})")
         return ends
 
-    def flat(self, post: Any) -> list[str]:
+    def flat(self, post: GaussianPosterior) -> list[str]:
         """What the evidence hardly tells from numbers nearer to an end of the range, in words."""
-        free, flat = self._replace(loss=post.loss).start, []
+        loss = post.problem.loss
+        free, flat = self._replace(loss=loss).start, []
         for name, part in self.places:
-            value = getattr(post.loss, name)
+            value = getattr(loss, name)
             sides: list[tuple[int, float, float]] = []
             unseen = np.ndim(value) > 0 and self.unseen  # by at_ends
             for k in () if unseen else range(part.start, part.stop):
@@ -456,8 +505,8 @@ class LossParameters(NamedTuple):
         inner = inner if inner.any() else np.ones(count, dtype=bool)
         return np.asarray(inner / inner.sum())
 
-    def _free(self, value: Any) -> Array:
-        if np.ndim(value) == 0:
+    def _free(self, value: float | tuple[float, ...]) -> Array:
+        if not isinstance(value, tuple):
             return np.array([np.log(value)])
         return np.append(self._middle(len(value)) @ np.asarray(value), np.log(np.diff(value)))
 
@@ -512,8 +561,8 @@ def weak_prior(name: str, scale: float) -> OfPower | None:
     return OfPower(*known[name]) if name in known else None
 
 
-def _written(name: str, value: Any) -> str:
-    if np.ndim(value) == 0:
+def _written(name: str, value: float | tuple[float, ...]) -> str:
+    if not isinstance(value, tuple):
         return f"{name}={value:.3g}"
     return f"{name}=({', '.join(f'{part:.3g}' for part in value)})"
 
@@ -522,7 +571,7 @@ def _why(name: str, above: bool) -> str:
     return ENDS.get((name, above), "y says nothing of it")
 
 
-def _names(loss: Loss, learn: Any) -> tuple[str, ...]:
+def _names(loss: Loss, learn: Iterable[str] | None) -> tuple[str, ...]:
     if learn is None:
         return loss.learnable[:1]
     if isinstance(learn, str) or not isinstance(learn, Iterable):
@@ -545,7 +594,7 @@ def _unseen(loss: Loss, responses: Array, weights: Array | None) -> tuple[int, .
     return tuple(np.flatnonzero(mass == 0.0).tolist())
 
 
-def warn_ends(parameters: LossParameters, loss: Loss, post: Any) -> None:
+def warn_ends(parameters: LossParameters, loss: Loss, post: GaussianPosterior | None) -> None:
     """Warn of parameters at an end of their range, or that y does not tell from one.
 
     post: the posterior with these parameters. None: there is none.
@@ -583,41 +632,68 @@ class Learnt(NamedTuple):
     loss: Loss
 
 
+class Sought(NamedTuple):
+    """The hyper-parameters that a search is for."""
+
+    #: prior standard deviations, and their ranges (k, 2)
+    sds: list[Unknown]
+    ranges: Array
+    #: numbers of the likelihood, without priors
+    parameters: LossParameters
+    #: the prior variance where no sd is sought
+    fixed: float | Array | None = None
+    #: of the columns, 0 to k - 1. None: one prior sd for all
+    groups: Indices | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """The fits at a point of a search, and what its slopes and its metric are made of."""
+
+    fits: Fits
+    #: log density of the prior, its slopes and second derivatives
+    prior: tuple[float, Array, Array]
+    #: prior variances of the groups, and the arguments of :meth:`Fits.sums` beside them
+    variances: Array
+    groups: Indices | None
+    units: Array
+    #: the log density, its slopes and second derivatives, where these are known without fits
+    curve: tuple[float, Array, Array] | None = None
+
+    @property
+    def log_evidence(self) -> float:
+        return self.fits.log_evidence
+
+    @cached_property
+    def sums(self) -> tuple[Array, Array]:
+        """Squares of means over prior variances, and degrees of freedom, of each group, (k,)."""
+        return self.fits.sums(self.variances, self.groups, self.units)
+
+
 class EvidenceTarget(Target):
     """Log of prior and evidence of all problems, by prior sds and numbers of the likelihood."""
 
-    #: BFGS goes on as well by rougher slopes: sweeps of 90 searches are a tenth fewer
+    #: BFGS goes on as well by rougher slopes
     share = 0.1
 
     def __init__(
-        self,
-        problem: BinaryProblems,
-        sds: list[Unknown],
-        ranges: Array,
-        parameters: LossParameters,
-        *,
-        fixed: float | Array | None = None,
-        groups: NDArray[np.intp] | None = None,
-        start: list[Posterior] | None = None,
+        self, problem: BinaryProblems, sought: Sought, start: Sequence[Start] | None = None
     ) -> None:
-        """sds: prior standard deviations that are sought, in ranges (k, 2).
-
-        The numbers of the parameters have no priors. fixed: the prior variance where no sd is
-        sought. groups: of the columns, 0 to k - 1. None: one prior sd for all. start: of the first
-        fit.
-        """
-        self.problem, self.fixed, self.groups, self.start = problem, fixed, groups, start
-        self.k = len(sds)
-        self.fine = schedule_of(problem.schedule)
-        self.finest = float(self.fine.tol) or TOL
+        """start: of the first fit."""
+        self.problem, self.sought, self.start = problem, sought, start
+        self.fixed, self.groups, self.k = sought.fixed, sought.groups, len(sought.sds)
+        self.schedule = schedule_of(problem.schedule)
+        self.finest = float(self.schedule.tol) or TOL
         #: slopes are off by this and degrees of freedom, of which there are no more
         self.enough = self.finest**2 * min(problem.problems[0].shape) * len(problem.problems)
         self.nearly = 100.0 * self.enough
         self.of_axes = min(self.of_axes, 10.0 * self.finest)
         self.of_points = min(self.of_points, 20.0 * self.of_axes)
-        if parameters.loss.log_concave is False:  # values are not flat in sites that creep
+        if sought.parameters.loss.log_concave is False:  # values are not flat in sites that creep
             self.of_points = self.of_axes
-        self.knows_curvature = not problem.flat
+        #: whether slopes are known; else values are differences, and so are curvatures
+        self.flat = problem.flat
+        self.knows_curvature = not self.flat
         self.little = LITTLE
         #: whether fits that fail are tried again
         self.repairs = True
@@ -626,20 +702,34 @@ class EvidenceTarget(Target):
         #: the last two points, of one unknown
         self._trail: list[tuple[float, Fits]] = []
         self._sides: dict[bytes, tuple[float, float]] = {}
-        self._summed: tuple[Any, Any] = (None, None)
-        self.ends = np.log(ranges)
-        self.seek(sds, parameters, {})
+        self._seek(sought.parameters, {})
 
-    def seek(self, sds: list[Unknown], parameters: LossParameters, priors: dict[str, Any]) -> None:
-        """Have prior sds and these numbers of the likelihood for unknowns, under priors."""
+    def _seek(self, parameters: LossParameters, weak: Mapping[str, priors.Scale | None]) -> None:
+        """Have the prior sds and these numbers of the likelihood for unknowns, under priors."""
         numbers = [name for name, part in parameters.places for _ in range(part.start, part.stop)]
-        own = [Unknown(NAMES.get(name, name), priors.get(name)) for name in numbers]
-        self.parameters, self.unknowns = parameters, [*sds, *own]
+        own = [Unknown(NAMES.get(name, name), weak.get(name)) for name in numbers]
+        self.parameters, self.unknowns = parameters, [*self.sought.sds, *own]
         #: of the numbers of the likelihood: a sd is no variance
         self.powers = np.array([2.0 if one.name == "sd" else 1.0 for one in own])
         self.numbers = slice(self.k, None)
         ends = parameters.bounds / self.powers[:, None]
-        self.bounds = self.ends = np.concatenate([self.ends[: self.k], ends])
+        self.bounds = self.ends = np.concatenate([np.log(self.sought.ranges), ends])
+
+    def under_weak_priors(self, loss: Loss, scale: float) -> Self:
+        """The same with weak priors of numbers of the likelihood, as an average takes them.
+
+        Those that have none stay as a loss has them. scale: median of the half-Cauchy prior of the
+        noise.
+        """
+        weak: dict[str, priors.Scale | None] = {
+            name: weak_prior(name, scale) for name in self.parameters.names
+        }
+        if "variance" in weak:  # the unknown is its root
+            weak["variance"] = HalfCauchy(scale)
+        names = tuple(name for name in self.parameters.names if weak[name] is not None)
+        other = copy(self)
+        other._seek(self.parameters.only(names, loss), weak)
+        return other
 
     @property
     def is_one_sd(self) -> bool:
@@ -652,7 +742,7 @@ class EvidenceTarget(Target):
         """Prior variances, and numbers of the likelihood."""
         return np.exp(np.where(np.arange(u.shape[-1]) < self.k, 2.0, 1.0) * u)
 
-    def at(self, learnt: Learnt) -> Array:
+    def unknowns_of(self, learnt: Learnt) -> Array:
         """The unknowns of a prior variance and a loss, (m,)."""
         given = np.broadcast_to(learnt.variance, (self.problem.d,))
         first = [0] if self.groups is None else np.unique(self.groups, return_index=True)[1]
@@ -661,7 +751,9 @@ class EvidenceTarget(Target):
 
     def learnt(self, u: Array) -> Learnt:
         """The prior variance, or that of each column, and the loss."""
-        loss: Loss = self.parameters.at(self.powers * u[self.k :])
+        loss = self.parameters.loss
+        if self.parameters.names:
+            loss = self.parameters.at(self.powers * u[self.k :])
         if not self.k:
             assert self.fixed is not None
             return Learnt(self.fixed, loss)
@@ -671,35 +763,43 @@ class EvidenceTarget(Target):
 
     # ---- fits ----
 
-    def fitted(self, u: Array, tol: float, near: Any) -> Any:
+    def fitted(self, u: Array, tol: float, near: Evaluation | None) -> Evaluation | None:
         """Valid fits at u, from those near it, from none, or damped. None: there are none."""
         self.n_tried += 1
-        learnt = self.learnt(u)
-        problem = self.problem.with_loss(learnt.loss)
-        schedule = self.fine
-        if schedule.stores == "none":  # a start would count the rows again
-            near = None
-        elif near is None:
-            near = self.start
-        else:
-            near = self.starts_at(u, near)
+        learnt, problem, schedule = self.learnt(u), self.problem, self.schedule
+        if learnt.loss is not problem.problems[0].loss:
+            problem = problem.with_loss(learnt.loss)
+        start: Sequence[Start] | None = None
+        if schedule.stores != "none":  # else a start would count the rows again
+            start = self.start if near is None else self.starts_at(u, near.fits)
         if isinstance(schedule, EP | SharedSites | DEP):
-            given: Any = schedule
-            schedule = replace(given, tol=max(tol, self.finest))
-        for fits in attempts(problem, learnt.variance, schedule, near, self.repairs):
-            self.n_fits += 1
-            if fits is not None and problem.certified(fits):
-                if len(u) == 1:
-                    last = [one for one in self._trail[-1:] if one[0] != u[0]]
-                    self._trail = [*last, (float(u[0]), fits)]
-                return fits
-        self.n_lost += 1
-        return None
+            schedule = schedule.with_numbers(tol=max(tol, self.finest))
+        fits, count = valid_fits(problem, learnt.variance, schedule, start, self.repairs)
+        self.n_fits += count
+        if fits is None:
+            self.n_lost += 1
+            return None
+        if len(u) == 1:
+            last = self._trail[-1:]
+            self._trail = (
+                [*last, (float(u[0]), fits)]
+                if last and last[0][0] != u[0]
+                else [(float(u[0]), fits)]
+            )
+        return self.evaluation(u, fits)
 
-    def starts_at(self, u: Array, near: Fits) -> list[Any]:
+    def evaluation(self, u: Array, fits: Fits) -> Evaluation:
+        """What a search reads of the fits at u."""
+        units = self.problem.units.variances
+        return Evaluation(fits, self.log_prior(u), np.exp(2.0 * u[: self.k]), self.groups, units)
+
+    def point(self, u: Array, post: Evaluation) -> HyperPoint:
+        return HyperPoint(u, post.fits.log_evidence + post.prior[0], post)
+
+    def starts_at(self, u: Array, near: Fits) -> Sequence[Start]:
         """Starts at u from fits near it: their sites on the line through the last two points."""
         first = near.posteriors[0].problem
-        plain = self.problem.flat and first.schedule.is_automatic and first.loss.latents == 1
+        plain = self.flat and first.schedule.is_automatic and first.loss.latents == 1
         plain = plain and first.covariance == "full" and first.wide is None
         if not plain or len(self._trail) < 2 or self._trail[1][1] is not near:
             return near.posteriors
@@ -712,62 +812,54 @@ class EvidenceTarget(Target):
 
     def error(self, point: HyperPoint, tol: float) -> float:
         """As of one fit; without a fixed point values change with sites to first order."""
-        sites = [post.sites for post in point.fit.posteriors]
-        size = sum(float(np.abs(one.log_scale).sum()) for one in sites if one is not None)
+        size = 0.0
+        for post in point.fit.fits.posteriors:
+            if post.sites is not None:
+                size += float(np.abs(post.sites.log_scale).sum())
         tol = max(tol, self.finest)
-        if not self.problem.flat:
+        if not self.flat:
             return tol + ROUNDING * size
-        freedom = float(self._sums(point)[1].sum()) if self.k else 1.0
+        freedom = float(point.fit.sums[1].sum()) if self.k else 1.0
         return tol**2 * max(freedom, 1.0) + ROUNDING * size
 
     # ---- derivatives ----
 
     def slopes(self, point: HyperPoint) -> Array:
         """Slopes of the log density at a fixed point, else by differences, (m,)."""
-        if not self.problem.flat:
+        if not self.flat:
             return np.array([self._parabola(point)[0]])
         slopes = np.empty(len(self.unknowns))
         if self.k:
-            squares, freedom = self._sums(point)
+            squares, freedom = point.fit.sums
             slopes[: self.k] = squares - freedom
         slopes[self.k :] = self._gains(point)[0]
-        return np.asarray(slopes + self.log_prior(point.u)[1])
+        return np.asarray(slopes + point.fit.prior[1])
 
     def metric(self, point: HyperPoint) -> Array:
         """Minus second derivatives, about: by degrees of freedom, and with the cavities held."""
-        if not self.problem.flat:
+        if not self.flat:
             return np.array([[self._parabola(point)[1]]])
-        k, bent = self.k, self.log_prior(point.u)[2]
-        metric = -bent
+        k, metric = self.k, -point.fit.prior[2]
         if k:
-            metric[:k, :k] += np.diag(2.0 * self._sums(point)[1])
+            metric[:k, :k] += np.diag(2.0 * point.fit.sums[1])
         metric[k:, k:] -= self._gains(point)[1]
-        return metric
+        return np.asarray(metric)
 
     def jump(self, point: HyperPoint) -> Array | None:
         """MacKay's step of the prior sds, and numbers of the loss by what a fit leaves of y."""
-        if not self.problem.flat:
+        if not self.flat:
             return None
         there = np.array(point.u)
         if self.k:
-            squares, freedom = self._sums(point)
+            squares, freedom = point.fit.sums
             there[: self.k] += 0.5 * np.log(np.maximum(squares, TINY) / freedom)
-        posts = point.fit.posteriors
+        posts = point.fit.fits.posteriors
         if self.parameters.names and len(posts) == 1:
             (post,) = posts
             data, loss = post.problem.data, self.learnt(point.u).loss
             loss = loss.started_beside(post.marginals_of_rows()[0], data.y, data.weights)
             there[self.k :] = self.parameters._replace(loss=loss).start / self.powers
         return there
-
-    def _sums(self, point: HyperPoint) -> tuple[Array, Array]:
-        """Squares of means over prior variances, and degrees of freedom, of each group, (k,)."""
-        if self._summed[0] is not point.fit:  # slopes, metric and jump of a point ask for them
-            variances, units = np.exp(2.0 * point.u[: self.k]), self.problem.units.variances
-            squares, freedom = point.fit.sums(variances, self.groups, units)
-            self._summed = point.fit, (squares, np.maximum(freedom, TINY))
-        both: tuple[Array, Array] = self._summed[1]
-        return both
 
     def _gains(self, point: HyperPoint) -> tuple[Array, Array]:
         """Slopes and second derivatives by numbers of the loss, the cavities of the fits held."""
@@ -776,7 +868,7 @@ class EvidenceTarget(Target):
             return free, np.zeros((0, 0))
         try:
             chart = given.chart(free)
-            slopes, bent = gains(point.fit.posteriors, given.at, free, given.bounds, chart)
+            slopes, bent = gains(point.fit.fits.posteriors, given.at, free, given.bounds, chart)
         except FloatingPointError:  # no cavity, no gain
             slopes = np.full(len(free), math.nan)
             bent = np.diag(slopes)
@@ -803,6 +895,24 @@ class EvidenceTarget(Target):
         starts = super().other_starts(mode)
         (self.n_lost, self.n_tried), self.repairs = counts, True
         return starts
+
+    # ---- for an average ----
+
+    def axes(self, mode: HyperPoint, tol: float) -> Array:
+        """Principal axes at a mode, as long as their sds, (m, m)."""
+        if self.knows_curvature:
+            return axes_of(self.metric(mode))
+
+        def rough_point(u: Array, near: Evaluation) -> HyperPoint | None:
+            return self.point_at(u, tol, near)
+
+        return principal_axes(mode, rough_point, self.slopes)
+
+    def fits_of(self, point: HyperPoint, fits: Fits) -> Fits:
+        """The fits of a point, which its value took. fits: of the same rows at the mode."""
+        del fits
+        known: Fits = point.fit.fits
+        return known
 
 
 def without_offset(loss: Loss, responses: Array) -> Array | None:
@@ -833,7 +943,7 @@ class Spectrum(NamedTuple):
     @np.errstate(over="ignore", invalid="ignore")  # found below
     def of(
         cls,
-        rows: Any,
+        rows: Rows,
         y: Array,
         weights: Array | None,
         intercept_variance: float | None,
@@ -854,7 +964,7 @@ class Spectrum(NamedTuple):
 
         def centred(part: slice) -> Array:
             some = rows[part]
-            dense = some.toarray() if hasattr(some, "indptr") else some
+            dense = some.toarray() if is_sparse(some) else some
             return np.asarray((dense - center) * scale * root[part, None])
 
         parts = row_chunks(rows, unpacked=True)
@@ -881,7 +991,7 @@ class Spectrum(NamedTuple):
             return None
         return cls(values, squares, rest, float(share.sum()), intercept)
 
-    def evidence(self, variance: float, noise: float) -> tuple[float, Array, Array]:
+    def evidence(self, variance: float | Array, noise: float) -> tuple[float, Array, Array]:
         """Log evidence, its slopes and second derivatives by logs of the two variances.
 
         variance: of the coefficients; noise: its variance.
@@ -917,27 +1027,48 @@ class Spectrum(NamedTuple):
 class SpectrumTarget(EvidenceTarget):
     """The same of Gaussian noise and one prior sd, whose evidence takes no fit."""
 
-    def __init__(self, spectrum: Spectrum, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(
+        self,
+        problem: BinaryProblems,
+        sought: Sought,
+        start: Sequence[Start] | None,
+        spectrum: Spectrum,
+    ) -> None:
+        super().__init__(problem, sought, start)
         self.spectrum, self.knows_curvature = spectrum, True
 
-    def fitted(self, u: Array, tol: float, near: Any) -> Any:
-        """No fit."""
-        return None
-
-    def point_at(self, u: Array, tol: float, near: Any) -> HyperPoint:
+    def point_at(self, u: Array, tol: float, near: Evaluation | None) -> HyperPoint:
         """The value at u."""
-        return HyperPoint(u, -math.inf if self.ended(u) else self._exact(u)[0], None)
+        if self.ended(u):
+            return HyperPoint(u, -math.inf, near)
+        here = self.evaluation(u, NO_FITS)
+        assert here.curve is not None
+        return HyperPoint(u, here.curve[0], here)
+
+    def evaluation(self, u: Array, fits: Fits) -> Evaluation:
+        """With the log density at u, its slopes and second derivatives."""
+        plain, learnt = super().evaluation(u, fits), self.learnt(u)
+        assert isinstance(learnt.loss, Gaussian)
+        value, slopes, bent = self.spectrum.evidence(learnt.variance, learnt.loss.variance)
+        of_prior, slopes_of_prior, bent_of_prior = plain.prior
+        sought = slice(1 - self.k, None)
+        curve = (
+            value + of_prior,
+            2.0 * slopes[sought] + slopes_of_prior,
+            4.0 * bent[sought, sought] + bent_of_prior,
+        )
+        return replace(plain, curve=curve)
 
     def error(self, point: HyperPoint, tol: float) -> float:
         """Rounding alone."""
         return ROUNDING * abs(point.value)
 
     def slopes(self, point: HyperPoint) -> Array:
-        return self._exact(point.u)[1]
+        slopes: Array = point.fit.curve[1]
+        return slopes
 
     def metric(self, point: HyperPoint) -> Array:
-        return -self._exact(point.u)[2]
+        return np.asarray(-point.fit.curve[2])
 
     def jump(self, point: HyperPoint) -> None:
         """Newton's steps need none."""
@@ -946,22 +1077,11 @@ class SpectrumTarget(EvidenceTarget):
         """With less noise: of few rows the density has two modes."""
         return [start - LITTLE * (np.arange(len(start)) >= self.k) for start in self.starts]
 
-    def _exact(self, u: Array) -> tuple[float, Array, Array]:
-        """The log density, its slopes and second derivatives."""
-        learnt: Any = self.learnt(u)
-        value, slopes, bent = self.spectrum.evidence(learnt.variance, learnt.loss.variance)
-        sought = slice(1 - self.k, None)
-        of_prior, slopes_of_prior, bent_of_prior = self.log_prior(u)
-        return (
-            value + of_prior,
-            2.0 * slopes[sought] + slopes_of_prior,
-            4.0 * bent[sought, sought] + bent_of_prior,
-        )
-
-    def fits_at(self, u: Array, fits: Fits) -> Fits:
-        """The fits at u, from those at another point."""
-        learnt = self.learnt(u)
-        at = self.problem.with_loss(learnt.loss).at(0, learnt.variance)
+    def fits_of(self, point: HyperPoint, fits: Fits) -> Fits:
+        """The fits of a point, from those at the mode, without a sweep."""
+        learnt = self.learnt(point.u)
+        prior = self.problem.prior(learnt.variance)
+        at = self.problem.with_loss(learnt.loss).problems[0]._replace(prior=prior, base=prior)
         return Fits([with_noise(post, at) for post in fits.posteriors], [])
 
 
@@ -986,41 +1106,47 @@ EDGE = math.log(10.0)
 
 def highest(target: EvidenceTarget, start: Learnt) -> SearchEnd | None:
     """Where the search ends from a start, or from another prior sd. None: no fit was valid."""
-    middle = target.at(start)
+    middle = target.unknowns_of(start)
     for small, unseen in in_directions(target.problem) if target.is_one_sd else ():
-        part = EvidenceTarget(small, target.unknowns, np.exp(target.ends), target.parameters)
-        part.start, part.known, part.starts = unplaced(target.start), target.known, [middle]
-        with suppress(FloatingPointError):
+        part = EvidenceTarget(small, target.sought, unplaced(target.start))
+        part.known, part.starts = target.known, [middle]
+        with suppress(FloatingPointError), one_blas_thread(small.d):
             end = part.found()[0]
             step = np.linalg.solve(end.metric, part.slopes(end.point))
             middle = end.point.u + np.clip(step, -LAST_STEP, LAST_STEP)
-            target.start = unplaced(part.starts_at(middle, end.point.fit))
+            target.start = unplaced(part.starts_at(middle, end.point.fit.fits))
             target.known = end.metric, max(unseen**2, target.finest)
         target.n_fits += part.n_fits
     is_sd = np.arange(len(middle)) < target.k
     steps = np.unique([np.where(is_sd, *step) for step in ELSEWHERE], axis=0)
-    for step in sorted(steps.tolist(), key=lambda step: np.abs(step).max()):
+    for step in steps[np.argsort(np.abs(steps).max(axis=1), kind="stable")]:
         target.starts = [middle + step]
         with suppress(FloatingPointError):
             return target.found()[0]
     return None
 
 
-def unplaced(starts: list[Any] | None) -> list[Any] | None:
+def unplaced(starts: Sequence[Start] | None) -> Sequence[Start] | None:
     """Starts of fits of the same rows in other columns."""
-    return starts and [WarmStart(one.sites, n_sweeps=one.n_sweeps) for one in starts]
+    if starts is None:
+        return None
+    return [WarmStart(one.sites, n_sweeps=one.n_sweeps) for one in starts]
 
 
 def in_directions(problem: BinaryProblems) -> Iterator[tuple[BinaryProblems, float]]:
     """The problems in the directions of each stage, and the share that is left out of it.
 
-    None where there are few columns. O(n d^2 + d^3).
+    A prior of one variance is the same in all bases of the weights, and so is the evidence.
+    Directions in which the rows do not vary keep the prior. Sites are of rows, and so the same in
+    all bases: fits in one begin with those of another. What the rows vary in little hardly moves
+    the maximum, so that a search goes in few directions first, and takes its last steps in all
+    columns. None where there are few columns. O(n d^2 + d^3).
     """
     first, d = problem.problems[0], problem.d
     full = first.covariance == "full" and first.wide is None and first.batch_size is None
     if not (full and first.loss.latents == 1 and problem.flat and d >= FROM):
         return
-    if not isinstance(first.data.X, np.ndarray):
+    if is_sparse(first.data.X):
         return
     X, ones = first.data.X, first.shape[1] - d
     center, squares = np.zeros(d) if first.center is None else first.center, np.zeros((d, d))
@@ -1045,11 +1171,20 @@ def in_directions(problem: BinaryProblems) -> Iterator[tuple[BinaryProblems, flo
         with one_blas_thread(d):
             for part in row_chunks(X):
                 rows[part, :r] = standardised(part) @ basis
-        coarse = replace(schedule, tol=max(schedule.tol, tol))
+        coarse = schedule.with_numbers(tol=max(schedule.tol, tol))
         # until there is a prior variance
         flat = prior_of(np.ones(r + ones), np.zeros(r + ones), True)
-        new = {"prior": flat, "base": flat, "center": None, "names": None, "schedule": coarse}
-        problems = [one._replace(data=one.data._replace(X=rows), **new) for one in problem.problems]
+        problems = [
+            one._replace(
+                data=one.data._replace(X=rows),
+                prior=flat,
+                base=flat,
+                center=None,
+                names=None,
+                schedule=coarse,
+            )
+            for one in problem.problems
+        ]
         yield problem._replace(problems=problems, d=r, units=Units(np.ones(r))), share
 
 
@@ -1062,40 +1197,56 @@ def beyond(before: Sites, now: Sites, share: float) -> Sites:
     return Sites(now.precision * np.exp(rise), shift, now.log_scale)
 
 
-def attempts(
+def valid_fits(
     problem: BinaryProblems,
     variance: float | Array,
-    schedule: Any,
-    start: list[Posterior] | None,
+    schedule: Schedule,
+    start: Sequence[Start] | None,
     repairs: bool = True,
-) -> Iterator[Fits | None]:
-    """Fits from a start, from none, then, where they are repaired, longer or damped ones."""
+) -> tuple[Fits | None, int]:
+    """Valid fits, and how many were made. None: there are none.
 
-    def attempt(schedule: Any, start: list[Posterior] | None) -> Fits | None:
-        try:
-            return problem.fit(variance, schedule, start)
-        except FAILURES:
-            return None
-
-    first: Fits | None = None
+    From a start, from none, then, where they are repaired, longer or damped ones.
+    """
+    count, fits = 0, None
     for begin in (start, None) if start is not None else (None,):
-        first = attempt(schedule, begin)
-        yield first
+        fits, count = _fits_or_none(problem, variance, schedule, begin), count + 1
+        if fits is not None and fits.valid:
+            return fits, count
     if not repairs or schedule.stores == "none":
-        return
-    if first is not None and all(post.history[-1].n_refused == 0 for post in first.posteriors):
-        yield attempt(schedule, first.posteriors)
-    for damping, times in REPAIRS:
-        damped = {"damping": damping * schedule.damping, "sweeps": times * schedule.sweeps}
-        yield attempt(replace(schedule, **damped), None)
+        return None, count
+    more: list[tuple[Schedule, Sequence[Start] | None]] = []
+    if fits is not None and all(post.history[-1].n_refused == 0 for post in fits.posteriors):
+        more.append((schedule, fits.posteriors))
+    for share, times in REPAIRS:
+        damping = share * (schedule.damping or 1.0)
+        longer = schedule.with_numbers(damping=damping, sweeps=times * schedule.sweeps)
+        more.append((longer, None))
+    for other, begin in more:
+        fits, count = _fits_or_none(problem, variance, other, begin), count + 1
+        if fits is not None and fits.valid:
+            return fits, count
+    return None, count
 
 
-def schedule_of(schedule: Any) -> Any:
+def _fits_or_none(
+    problem: BinaryProblems,
+    variance: float | Array,
+    schedule: Schedule,
+    start: Sequence[Start] | None,
+) -> Fits | None:
+    try:
+        return problem.fit(variance, schedule, start)
+    except FAILURES:
+        return None
+
+
+def schedule_of(schedule: Schedule) -> Schedule:
     """The schedule of a search: a fixed number of sweeps (``tol=0``) is not valid, nor are few."""
     if not isinstance(schedule, EP | SharedSites | DEP):
         return schedule
-    given: Any = schedule
-    return replace(given, sweeps=max(schedule.sweeps, SWEEPS), tol=schedule.tol or TOL)
+    sweeps = max(schedule.sweeps, SWEEPS)
+    return schedule.with_numbers(sweeps=sweeps, tol=schedule.tol or TOL)
 
 
 def final(problem: BinaryProblems, learnt: Learnt, near: Fits | None, repairs: bool) -> Fits:
@@ -1109,10 +1260,10 @@ def final(problem: BinaryProblems, learnt: Learnt, near: Fits | None, repairs: b
         return near
     start = None if near is None or schedule.stores == "none" else near.posteriors
     first = fit_from(partial(problem.fit, variance, schedule), start)
-    if not repairs or problem.certified(first):
+    if not repairs or first.valid:
         return first
-    tried = attempts(problem, variance, schedule, None)
-    return next((one for one in tried if one is not None and problem.certified(one)), first)
+    repaired, _ = valid_fits(problem, variance, schedule, None)
+    return first if repaired is None else repaired
 
 
 def warn_of_range(target: EvidenceTarget, variance: float) -> None:
@@ -1165,22 +1316,9 @@ TOLD = 1.0 - 1e-9
 SCALES = ("sd", "scale")
 
 
-def under_weak_priors(target: EvidenceTarget, loss: Any, scale: float) -> None:
-    """Give numbers of the likelihood weak priors. Those that have none stay as a loss has them.
-
-    scale: median of the half-Cauchy prior of the noise.
-    """
-    given = target.parameters
-    weak: dict[str, Any] = {name: weak_prior(name, scale) for name in given.names}
-    if "variance" in weak:  # the unknown is its root
-        weak["variance"] = HalfCauchy(scale)
-    names = tuple(name for name in given.names if weak[name] is not None)
-    target.seek(target.unknowns[: target.k], given.only(names, loss), weak)
-
-
 def averaged(
     target: EvidenceTarget, end: SearchEnd, learnt: Learnt, fits: Fits, always: bool
-) -> tuple[Fits, Learnt] | None:
+) -> tuple[Averages, Learnt] | None:
     """Fits that are averaged over hyper-parameters, and these: means of v. None: the mode stands.
 
     Parameters
@@ -1196,8 +1334,8 @@ def averaged(
     """
     if not 0 < len(target.unknowns) <= MOST:
         return None
-    u = target.at(learnt)
-    mode = target.point(u, fits)
+    u = target.unknowns_of(learnt)
+    mode = target.point(u, target.evaluation(u, fits))
     if not always and _room(target, u) >= AT_END and not _matters(target, mode, end):
         return None
     if len(u) > target.k:  # its priors are new
@@ -1222,35 +1360,29 @@ def _matters(target: EvidenceTarget, mode: HyperPoint, end: SearchEnd) -> bool:
     alone = target.k == len(target.unknowns) == 1
     if alone and float(end.metric[0, 0]) > 2.0 * SURE:  # about what it is
         return False
-
-    def fitted(u: Array, near: Any) -> HyperPoint | None:
-        return target.point_at(u, ROUGH, near)
-
-    if target.knows_curvature:
-        axes = axes_of(target.metric(mode))
-    else:
-        axes = principal_axes(mode, fitted, target.slopes)
+    axes = target.axes(mode, ROUGH)
     if alone and axes[0, 0] ** -2 > SURE:
         return False
-    beside = [fitted(mode.u - axis, mode.fit) for axis in axes.T]
-    known = [one for one in beside if one is not None and one.value > -math.inf]
-    if len(known) < len(beside):
+    sides = [target.point_at(mode.u - axis, ROUGH, mode.fit) for axis in axes.T]
+    points = [one for one in sides if one is not None and one.value > -math.inf]
+    if len(points) < len(sides):
         return True
-    others = [_fits_at(target, one, mode.fit) for one in known]
+    fits: Fits = mode.fit.fits
+    others = [target.fits_of(one, fits) for one in points]
     is_scale = np.array([one.name in SCALES for one in target.unknowns])
-    moves = np.array([one.u - mode.u for one in known])[:, is_scale]
+    moves = np.array([one.u - mode.u for one in points])[:, is_scale]
     of_scales = float(np.max(grown((moves**2).sum(axis=0), 0.0), initial=0.0))
-    by_post = zip(mode.fit.posteriors, *(one.posteriors for one in others), strict=True)
+    by_post = zip(fits.posteriors, *(one.posteriors for one in others), strict=True)
     variance = target.learnt(mode.u).variance * target.problem.units.variances
     changes = [_change(list(posts), variance) for posts in by_post]
     if max(of_scales, *changes) < CHANGE:
         return False
-    labels = mode.fit.posteriors[0].problem.loss
+    labels = fits.posteriors[0].problem.loss
     of_labels = alone and (labels.by_margin or labels.latents != 1)
-    return not (of_labels and _gap_of_rows(mode.fit, others[0]) < SLIGHT)
+    return not (of_labels and _gap_of_rows(fits, others[0]) < SLIGHT)
 
 
-def _change(posts: list[Any], prior: Array) -> float:
+def _change(posts: list[Posterior], prior: Array) -> float:
     """As :func:`epfast.inference.hyper.change`, of the coefficients that the data tell.
 
     posts: at the mode, and beside it. prior: variances at the mode, (d,), which are the posterior's
@@ -1276,19 +1408,11 @@ def _gap_of_rows(fits: Fits, others: Fits) -> float:
     return most
 
 
-def _fits_at(target: EvidenceTarget, point: HyperPoint, fits: Fits) -> Fits:
-    """The fits of a point, or, where its value took none, those that others make."""
-    if isinstance(target, SpectrumTarget):
-        return target.fits_at(point.u, fits)
-    known: Fits = point.fit
-    return known
-
-
 def _mixture(
     target: EvidenceTarget, points: WeightedPoints, mode: HyperPoint, fits: Fits
-) -> tuple[Fits, Learnt]:
+) -> tuple[Averages, Learnt]:
     """The average of the fits of the points."""
-    some = [one._replace(fit=_fits_at(target, one, fits)) for one in points.points]
+    some = [one._replace(fit=target.fits_of(one, fits)) for one in points.points]
     points = points._replace(points=some)
     posteriors = mixtures(target, points, mode, lambda point: point.fit.posteriors)
     if len(mode.u) == target.k == 1:
@@ -1299,7 +1423,7 @@ def _mixture(
     middle = mode.u.copy()
     middle[: target.k] = 0.5 * average.weights @ np.log(average.points[:, : target.k])
     found = target.learnt(middle)
-    return Fits(posteriors, []), found._replace(loss=target.learnt(mode.u).loss)
+    return Averages(posteriors, []), found._replace(loss=target.learnt(mode.u).loss)
 
 
 def _warn_unbounded(values: Array, u: Array, fits: list[Fits]) -> None:

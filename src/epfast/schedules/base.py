@@ -71,6 +71,12 @@ class Schedule:
                 object.__setattr__(result, name, value)
         return result
 
+    def with_numbers(self, **numbers: float) -> Self:
+        """A copy with other sweeps, damping or tolerance, which are not checked."""
+        result = object.__new__(type(self))
+        result.__dict__.update(self.__dict__ | numbers)
+        return result
+
     def resolved(self, executor: bool) -> Self:
         """A copy with an order in place of "auto", where that depends on an executor alone."""
         if self.in_tasks is None or self.order != "auto":
