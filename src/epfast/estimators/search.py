@@ -109,37 +109,6 @@ class Fits(NamedTuple):
         """Whether the evidence of each may be believed."""
         return all(map(certified, self.posteriors))
 
-    def sums(self, variances: Array, groups: Indices | None, units: Array) -> tuple[Array, Array]:
-        """Squares of means over prior variances, and degrees of freedom, of groups, (k,) each.
-
-        Their difference is the slope of the log evidence by the log of a prior sd, at a fixed
-        point. Degrees of freedom are MacKay's (1992).
-
-        Parameters
-        ----------
-        variances : ndarray of shape (k,)
-            Of the groups; coefficient j has its group's times ``units[j]``.
-        groups : ndarray of shape (d,) or None
-            0 to k - 1. None: one group.
-        units : ndarray of shape (d,)
-        """
-        d, k, total = len(units), len(variances), np.zeros((2, len(variances)))
-        which = np.zeros(d, dtype=np.intp) if groups is None else groups
-        scale = 1.0 / (variances[which] * units)
-        for post in self.posteriors:
-            if isinstance(post, WidePosterior) and k == 1:  # without variances of all weights
-                tau, seen = post.sites.precision, post.marginals_of_rows()[1]
-                freedom = float(tau @ seen) - post.problem.intercept
-                squares = 2.0 * post.log_evidence_slope() + freedom
-                total[:, 0] += squares, freedom
-                continue
-            # of several latents each counts: (C, d), else (1, d)
-            mean = np.atleast_2d(post.mean)[:, :d]
-            variance = np.atleast_2d(post.variance)[:, :d]
-            total[0] += np.bincount(which, (mean**2).sum(axis=0) * scale, k)
-            total[1] += np.bincount(which, len(mean) - variance.sum(axis=0) * scale, k)
-        return total[0], np.maximum(total[1], TINY)
-
 
 #: of a value that takes none
 NO_FITS = Fits([], [])
@@ -653,8 +622,9 @@ class Evaluation:
     fits: Fits
     #: log density of the prior, its slopes and second derivatives
     prior: tuple[float, Array, Array]
-    #: prior variances of the groups, and the arguments of :meth:`Fits.sums` beside them
+    #: prior variances of the groups, (k,)
     variances: Array
+    #: of the columns, 0 to k - 1, and the prior variances of their coefficients over those
     groups: Indices | None
     units: Array
     #: the log density, its slopes and second derivatives, where these are known without fits
@@ -666,8 +636,28 @@ class Evaluation:
 
     @cached_property
     def sums(self) -> tuple[Array, Array]:
-        """Squares of means over prior variances, and degrees of freedom, of each group, (k,)."""
-        return self.fits.sums(self.variances, self.groups, self.units)
+        """Squares of means over prior variances, and degrees of freedom, of each group, (k,).
+
+        Their difference is the slope of the log evidence by the log of a prior sd, at a fixed
+        point. Degrees of freedom are MacKay's (1992).
+        """
+        d, k = len(self.units), len(self.variances)
+        squares, freedom = np.zeros((2, k))
+        which = np.zeros(d, dtype=np.intp) if self.groups is None else self.groups
+        scale = 1.0 / (self.variances[which] * self.units)
+        for post in self.fits.posteriors:
+            if isinstance(post, WidePosterior) and k == 1:  # without variances of all weights
+                seen = post.marginals_of_rows()[1]
+                told = float(post.sites.precision @ seen) - post.problem.intercept
+                squares += 2.0 * post.log_evidence_slope() + told
+                freedom += told
+                continue
+            # of several latents each counts: (C, d), else (1, d)
+            mean = np.atleast_2d(post.mean)[:, :d]
+            variance = np.atleast_2d(post.variance)[:, :d]
+            squares += np.bincount(which, (mean**2).sum(axis=0) * scale, k)
+            freedom += np.bincount(which, len(mean) - variance.sum(axis=0) * scale, k)
+        return squares, np.maximum(freedom, TINY)
 
 
 class EvidenceTarget(Target):
@@ -682,6 +672,7 @@ class EvidenceTarget(Target):
         """start: of the first fit."""
         self.problem, self.sought, self.start = problem, sought, start
         self.fixed, self.groups, self.k = sought.fixed, sought.groups, len(sought.sds)
+        self.units = problem.units.variances
         self.schedule = schedule_of(problem.schedule)
         self.finest = float(self.schedule.tol) or TOL
         #: slopes are off by this and degrees of freedom, of which there are no more
@@ -790,8 +781,8 @@ class EvidenceTarget(Target):
 
     def evaluation(self, u: Array, fits: Fits) -> Evaluation:
         """What a search reads of the fits at u."""
-        units = self.problem.units.variances
-        return Evaluation(fits, self.log_prior(u), np.exp(2.0 * u[: self.k]), self.groups, units)
+        variances, groups = np.exp(2.0 * u[: self.k]), self.groups
+        return Evaluation(fits, self.log_prior(u), variances, groups, self.units)
 
     def point(self, u: Array, post: Evaluation) -> HyperPoint:
         return HyperPoint(u, post.fits.log_evidence + post.prior[0], post)
@@ -814,8 +805,8 @@ class EvidenceTarget(Target):
         """As of one fit; without a fixed point values change with sites to first order."""
         size = 0.0
         for post in point.fit.fits.posteriors:
-            if post.sites is not None:
-                size += float(np.abs(post.sites.log_scale).sum())
+            if (sites := post.sites) is not None:
+                size += float(np.abs(sites.log_scale).sum())
         tol = max(tol, self.finest)
         if not self.flat:
             return tol + ROUNDING * size
@@ -832,7 +823,8 @@ class EvidenceTarget(Target):
         if self.k:
             squares, freedom = point.fit.sums
             slopes[: self.k] = squares - freedom
-        slopes[self.k :] = self._gains(point)[0]
+        if self.parameters.names:
+            slopes[self.k :] = self._gains(point)[0]
         return np.asarray(slopes + point.fit.prior[1])
 
     def metric(self, point: HyperPoint) -> Array:
@@ -842,7 +834,8 @@ class EvidenceTarget(Target):
         k, metric = self.k, -point.fit.prior[2]
         if k:
             metric[:k, :k] += np.diag(2.0 * point.fit.sums[1])
-        metric[k:, k:] -= self._gains(point)[1]
+        if self.parameters.names:
+            metric[k:, k:] -= self._gains(point)[1]
         return np.asarray(metric)
 
     def jump(self, point: HyperPoint) -> Array | None:
@@ -864,8 +857,6 @@ class EvidenceTarget(Target):
     def _gains(self, point: HyperPoint) -> tuple[Array, Array]:
         """Slopes and second derivatives by numbers of the loss, the cavities of the fits held."""
         free, given = self.powers * point.u[self.k :], self.parameters
-        if not len(free):
-            return free, np.zeros((0, 0))
         try:
             chart = given.chart(free)
             slopes, bent = gains(point.fit.fits.posteriors, given.at, free, given.bounds, chart)
@@ -1373,7 +1364,7 @@ def _matters(target: EvidenceTarget, mode: HyperPoint, end: SearchEnd) -> bool:
     moves = np.array([one.u - mode.u for one in points])[:, is_scale]
     of_scales = float(np.max(grown((moves**2).sum(axis=0), 0.0), initial=0.0))
     by_post = zip(fits.posteriors, *(one.posteriors for one in others), strict=True)
-    variance = target.learnt(mode.u).variance * target.problem.units.variances
+    variance = target.learnt(mode.u).variance * target.units
     changes = [_change(list(posts), variance) for posts in by_post]
     if max(of_scales, *changes) < CHANGE:
         return False
