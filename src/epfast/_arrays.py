@@ -54,6 +54,8 @@ class CSR(Protocol):
 
 #: rows, or a precision
 Matrix = Array | CSR
+#: an array of the dtype that a user gave
+AnyArray = NDArray[Any]
 
 
 def is_sparse(matrix: Matrix) -> TypeIs[CSR]:

@@ -260,13 +260,19 @@ def test_a_failed_fit_is_infinite_for_an_optimizer(monkeypatch):
     # which fits are trusted: see tests of their certificate
     monkeypatch.setattr(hyper_gp, "trusted", lambda post: post.diagonal[0] < 2.0)
     target = process.Evidence(model._problems[0], Start(np.zeros(2)))
-    value, slope = target.objective(np.log([4.0, 4.0]))
-    assert value == np.inf
-    assert not slope.any()
-    assert (target.tried, target.lost) == (1, 1)
-    value, slope = target.objective(np.log([1.0, 4.0]))
-    assert 0.0 < value < 150 * np.log(2.0)
-    assert (target.tried, target.lost) == (2, 1)
+
+    def optimizer(objective, theta, bounds):
+        value, slope = objective(np.log([4.0, 4.0]))
+        assert value == np.inf
+        assert not slope.any()
+        assert (target.tried, target.lost) == (1, 1)
+        value, slope = objective(np.log([1.0, 4.0]))
+        assert 0.0 < value < 150 * np.log(2.0)
+        assert (target.tried, target.lost) == (2, 1)
+        return np.log([1.0, 4.0]), value
+
+    end = target.maximum(optimizer)
+    np.testing.assert_array_equal(end.theta, np.log([1.0, 4.0]))
 
 
 @pytest.mark.filterwarnings("ignore:EP failed at:epfast.ConvergenceWarning")
@@ -538,7 +544,8 @@ def test_points_without_a_fit_are_lost(monkeypatch, edge):
         assert start <= end.theta[0] <= edge
         assert end.theta[0] == pytest.approx(min(edge, 1.2), abs=1e-2 if edge < 1.2 else 1e-4)
         assert target.tried < 80
-    assert process.Evidence(model._problems[0], Start(np.array([2.0]))).maximum(None) is None
+    target = process.Evidence(model._problems[0], Start(np.array([2.0])))
+    assert target.maximum("fmin_l_bfgs_b") is None
 
 
 def test_more_restarts_are_never_worse():

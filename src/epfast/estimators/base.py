@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import LowLevelCallable, sparse, special
 
 from epfast import _checks, backend, inference, losses
-from epfast._arrays import Array, Indices, to_float64
+from epfast._arrays import AnyArray, Array, Indices, to_float64
 from epfast.gaussian.choices import copies
 from epfast.gaussian.posterior import GaussianPosterior, Posterior, shifted
 from epfast.gaussian.problem import ends_of
@@ -37,19 +37,16 @@ from epfast.inference.records import Recorded, warn_user
 from epfast.inference.report import WEIGHTS, leave_one_out, not_counts
 from epfast.inference.runtime import blas_threads, cores, threads_of, with_room
 from epfast.losses import Loss, Multiclass, quantiles
+from epfast.losses.custom import VectorFunction
 from epfast.losses.names import LABELS, NUMBERS, loss_at_door, own_name
 from epfast.parametric import NetworkPosterior
 from epfast.schedules import Schedule
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 NEEDED = "epfast's estimators need scikit-learn >= 1.4: pip install 'epfast[sklearn]'"
 with _checks.needs(NEEDED, "sklearn"):
     # scikit-learn's own Parallel sets filters of warnings in each thread, which spoils all filters
     from joblib import Parallel, delayed, effective_n_jobs
     from sklearn import exceptions
-    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.metrics import r2_score
     from sklearn.utils import check_random_state
     from sklearn.utils.class_weight import compute_class_weight
@@ -60,21 +57,9 @@ with _checks.needs(NEEDED, "sklearn"):
         check_is_fitted as check_is_fitted,
     )
 
-try:
-    from sklearn.utils.validation import validate_data as _validated
-except ImportError:  # scikit-learn 1.4 and 1.5
-
-    def _validated(
-        estimator: BaseEstimator, X: RowsGiven, *y: ArrayLike | None, **checks: Parameter
-    ) -> Rows | tuple[Rows, Labels]:
-        """Call the method, which older versions have in place of the function."""
-        checked: Rows | tuple[Rows, Labels] = estimator._validate_data(X, *y, **checks)
-        return checked
-
-
 T = TypeVar("T")
 R = TypeVar("R")
-E = TypeVar("E", bound=BaseEstimator)
+E = TypeVar("E", bound="BaseEstimator")
 A = TypeVar("A", bound=GaussianPosterior)
 #: the posteriors of an estimator, and those of latent values, one or several per row
 Q = TypeVar("Q", bound=Recorded)
@@ -84,12 +69,10 @@ P = ParamSpec("P")
 #: rows that were checked, dense or CSR, and as a user gives them
 Rows: TypeAlias = Array | sparse.csr_array
 RowsGiven: TypeAlias = ArrayLike | sparse.csr_array
-#: labels of any kind, or responses
-Labels = NDArray[np.generic]
 #: as scikit-learn takes it
-Seed = int | np.integer | np.random.RandomState | None
+Seed = int | np.random.RandomState | None
 #: as a user gives a loss: itself, its name, or a function
-LossGiven: TypeAlias = Loss | str | LowLevelCallable | Callable[..., float]
+LossGiven: TypeAlias = Loss | str | LowLevelCallable | VectorFunction
 #: by label, or "balanced"
 ClassWeight = dict[str | float, float] | str | None
 #: what a parameter of an estimator may be, kernels of scikit-learn apart
@@ -102,6 +85,42 @@ class Input(TypedDict, total=False):
     dtype: type[np.float64] | None
     accept_sparse: str
     ensure_2d: bool
+
+
+if TYPE_CHECKING:  # scikit-learn has no types
+    from pandas import DataFrame
+    from sklearn.utils import Tags
+
+    class BaseEstimator:
+        """What is used of scikit-learn's."""
+
+        n_features_in_: int
+
+        def get_params(self, deep: bool = True) -> dict[str, Parameter]: ...
+        def set_params(self, **given: Parameter) -> Self: ...
+        def __sklearn_tags__(self) -> Tags: ...
+        def _validate_data(
+            self, X: RowsGiven, *y: ArrayLike | None, **checks: Parameter
+        ) -> Rows | tuple[Rows, AnyArray]: ...
+
+    class ClassifierMixin:
+        """As scikit-learn's."""
+
+    class RegressorMixin:
+        """As scikit-learn's."""
+
+else:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+
+try:
+    from sklearn.utils.validation import validate_data as _validated
+except ImportError:  # scikit-learn 1.4 and 1.5
+
+    def _validated(
+        estimator: BaseEstimator, X: RowsGiven, *y: ArrayLike | None, **checks: Parameter
+    ) -> Rows | tuple[Rows, AnyArray]:
+        """Call the method, which older versions have in place of the function."""
+        return estimator._validate_data(X, *y, **checks)
 
 
 class Report(NamedTuple):
@@ -149,7 +168,7 @@ def validate_data(
     reset: bool = True,
     y_numeric: bool = False,
     **checks: Unpack[Input],
-) -> tuple[Rows, Labels]:
+) -> tuple[Rows, AnyArray]:
     """Rows and y, as scikit-learn's function of this name has them, see :func:`validate_rows`."""
     _checks.not_lazy("X", X)
     _checks.not_lazy("y", y)
@@ -180,7 +199,7 @@ def _validate(
     reset: bool,
     y_numeric: bool,
     checks: Input,
-) -> Rows | tuple[Rows, Labels]:
+) -> Rows | tuple[Rows, AnyArray]:
     """Rows, and y where it is given. scikit-learn's words, led by the names of the arguments."""
     if not (isinstance(X, np.ndarray) and X.dtype.kind in "biufU"):
         _refuse_times("X", X)
@@ -216,7 +235,7 @@ def validate_fit(
     *,
     y_numeric: bool = False,
     **checks: Unpack[Input],
-) -> tuple[Rows, Labels]:
+) -> tuple[Rows, AnyArray]:
     """As validate_data, which takes a third of a fit of 200 rows: plain arrays need less.
 
     Those are matrices of finite doubles, and finite numbers or text, one per row. For fits alone.
@@ -316,7 +335,7 @@ def warn_of_fits(reports: Iterable[Report]) -> None:
 # ---- labels and weights ----
 
 
-def _halves(labels: Labels) -> tuple[Labels, NDArray[np.bool_]] | None:
+def _halves(labels: AnyArray) -> tuple[AnyArray, NDArray[np.bool_]] | None:
     """Two labels in order and where the second is, without a sort. None: it takes one."""
     if labels.dtype.kind not in "biufU" or not len(labels):
         return None
@@ -329,7 +348,7 @@ def _halves(labels: Labels) -> tuple[Labels, NDArray[np.bool_]] | None:
     return (classes, second) if classes[0] < classes[1] else (classes[::-1].copy(), first)
 
 
-def numbered(labels: Labels) -> tuple[Labels, Indices]:
+def numbered(labels: AnyArray) -> tuple[AnyArray, Indices]:
     """The different labels in order, and the number of each label among them."""
     halves = _halves(labels)
     if halves is None:
@@ -338,7 +357,7 @@ def numbered(labels: Labels) -> tuple[Labels, Indices]:
     return halves[0], halves[1].astype(np.intp)
 
 
-def check_labels(labels: Labels) -> None:
+def check_labels(labels: AnyArray) -> None:
     """Refuse what are no labels of classes."""
     halves = _halves(labels)
     if halves is not None:  # then scikit-learn, which sorts, finds fault with fractions alone
@@ -393,7 +412,7 @@ def sample_weights(rows: Rows, sample_weight: ArrayLike) -> Array:
 
 def row_weights(
     rows: Rows,
-    labels: Labels,
+    labels: AnyArray,
     sample_weight: ArrayLike | None,
     class_weight: ClassWeight,
 ) -> Array | None:
@@ -491,7 +510,7 @@ class Points(NamedTuple, Generic[Q]):
     latents: list[list[tuple[Array, Array]]]
 
 
-class Posteriors(BaseEstimator, Generic[Q]):  # type: ignore[misc]
+class Posteriors(BaseEstimator, Generic[Q]):
     """What an estimator has fitted: one posterior, or one for each class against the rest."""
 
     posteriors_: Sequence[Q]
@@ -562,14 +581,14 @@ class Training(NamedTuple):
     loss: Loss
 
 
-class LatentClassifier(ClassifierMixin, Posteriors[L]):  # type: ignore[misc]
+class LatentClassifier(ClassifierMixin, Posteriors[L]):
     """Base of the classifiers: predictions from latent values, one per row (and class)."""
 
     # parameters of those that fit by _training
     loss: LossGiven
     class_weight: ClassWeight
     #: the labels, sorted
-    classes_: Labels
+    classes_: AnyArray
     #: how the classes deny each other. Networks, and one posterior, have 0
     coupling_: float = 0.0
     #: places in ``classes_`` of the classes that some row of positive weight has. The others, which
@@ -682,7 +701,7 @@ class LatentClassifier(ClassifierMixin, Posteriors[L]):  # type: ignore[misc]
         of_all[:, self._seen] = logs
         return of_all
 
-    def predict(self, X: ArrayLike) -> Labels:
+    def predict(self, X: ArrayLike) -> AnyArray:
         """The most probable class.
 
         Parameters
@@ -693,11 +712,11 @@ class LatentClassifier(ClassifierMixin, Posteriors[L]):  # type: ignore[misc]
         Returns
         -------
         ndarray of shape (n,)
-            Labels out of ``classes_``.
+            AnyArray out of ``classes_``.
         """
         return self._answers(X, self._labels)
 
-    def _labels(self, rows: Rows) -> Labels:
+    def _labels(self, rows: Rows) -> AnyArray:
         scores = self._decisions(rows)
         index = (scores > 0.0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[index])
@@ -742,7 +761,9 @@ class LatentClassifier(ClassifierMixin, Posteriors[L]):  # type: ignore[misc]
             return self._spread(self._log_probabilities(rows))
         return self._spread(log_probabilities(self._scores(rows), self.coupling_))
 
-    def _encode(self, labels: Labels, weights: Array | None = None) -> tuple[Indices, list[Array]]:
+    def _encode(
+        self, labels: AnyArray, weights: Array | None = None
+    ) -> tuple[Indices, list[Array]]:
         """Set ``classes_``. Return class numbers, and labels -1 and +1 for each binary problem.
 
         labels: checked; weights: of the rows. A class whose rows all have weight 0 stays in
@@ -805,7 +826,7 @@ class LatentClassifier(ClassifierMixin, Posteriors[L]):  # type: ignore[misc]
             targets = [index.astype(np.float64)]
         return Training(rows, index, targets, weights, loss)
 
-    def _class_numbers(self, labels: Labels, classes: ArrayLike | None, first: bool) -> Indices:
+    def _class_numbers(self, labels: AnyArray, classes: ArrayLike | None, first: bool) -> Indices:
         """Class numbers of the labels of one chunk. The first call sets ``classes_``."""
         check_labels(labels)
         if classes is not None:
@@ -839,7 +860,7 @@ class LatentClassifier(ClassifierMixin, Posteriors[L]):  # type: ignore[misc]
         return np.searchsorted(known, labels)
 
     def _targets(self, index: Indices) -> list[Array]:
-        """Labels -1 and +1 for each binary problem, from class numbers."""
+        """AnyArray -1 and +1 for each binary problem, from class numbers."""
         n_classes = len(self._seen)
         positive = [1] if n_classes == 2 else range(n_classes)
         return [np.where(index == k, 1.0, -1.0) for k in positive]
@@ -1054,9 +1075,11 @@ class Observed(NamedTuple):
         return result if result.any() else None
 
 
-class LatentRegressor(RegressorMixin, Posteriors[L]):  # type: ignore[misc]
+class LatentRegressor(RegressorMixin, Posteriors[L]):
     """Base of the regressors: predictions of y from one latent value per row."""
 
+    # a parameter of those that take a loss
+    loss: LossGiven
     #: the loss, with the parameters that the evidence has set
     loss_: Loss
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Never
+from typing import NamedTuple, Never, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 from scipy import linalg
 from scipy.spatial import cKDTree
 from scipy.spatial.distance import cdist, pdist, squareform
@@ -38,11 +38,14 @@ from epfast.gaussian.fit_gp import fit_gp, without_factor
 from epfast.gaussian.hyper_gp import ProcessPoint
 from epfast.gaussian.low_rank import fit_factor
 from epfast.gaussian.nearest import NearestGPPosterior, fit_nearest
-from epfast.gaussian.problem import Data, Problem, checked_kernel
+from epfast.gaussian.posterior import GaussianPosterior
+from epfast.gaussian.problem import Data, Problem, State, checked_kernel
 from epfast.gaussian.process_posterior import contracted
 from epfast.inference import FAILURES, Callback, Sites, SweepInfo
 from epfast.inference.runtime import at_work, memory_left, one_blas_thread, pool_of
-from epfast.schedules import EP, DoubleLoop
+from epfast.losses import Loss
+from epfast.schedules import EP, DoubleLoop, Schedule
+from epfast.schemes import Scheme
 
 # scikit-learn is there, or epfast.estimators.base would have said so
 from sklearn.base import clone  # isort: skip
@@ -80,19 +83,22 @@ class ScaledRBF(RBF):  # type: ignore[misc]
 
     def __init__(
         self,
-        length_scale: Any = 1.0,
-        length_scale_bounds: Any = (1e-5, 1e5),
-        column_scale: Any = 1.0,
+        length_scale: float | Array = 1.0,
+        length_scale_bounds: tuple[float, float] | Array | str = (1e-5, 1e5),
+        column_scale: float | Array = 1.0,
     ) -> None:
         super().__init__(length_scale, length_scale_bounds)
         self.column_scale = column_scale
 
-    def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Any:
+    def __call__(
+        self, X: ArrayLike, Y: ArrayLike | None = None, eval_gradient: bool = False
+    ) -> Array | tuple[Array, Array]:
         """The kernel of rows, as of scikit-learn's ``RBF``."""
         rows, others = (
             None if some is None else np.atleast_2d(some) / self.column_scale for some in (X, Y)
         )
-        return super().__call__(rows, others, eval_gradient)
+        values: Array | tuple[Array, Array] = super().__call__(rows, others, eval_gradient)
+        return values
 
     def __repr__(self) -> str:
         scales = ", ".join(f"{one:.3g}" for one in np.atleast_1d(self.column_scale))
@@ -101,7 +107,7 @@ class ScaledRBF(RBF):  # type: ignore[misc]
 
 def default_kernel(
     X: Array, weights: Array | None = None, unit: float = 1.0, far: bool = False
-) -> Any:
+) -> Kernel:
     """A variance times an RBF of one length scale, in units of the columns, with bounds from X.
 
     The length scale lies between a tenth of the distance that a tenth of the pairs fall below and
@@ -126,8 +132,12 @@ def default_kernel(
 
 
 def kernel_of(
-    given: Any, X: Array, weights: Array | None, unit: float = 1.0, far: bool = False
-) -> Any:
+    given: Kernel | None,
+    X: Array,
+    weights: Array | None,
+    unit: float = 1.0,
+    far: bool = False,
+) -> Kernel:
     """A kernel of its own for a fit: a copy of the one given, or the default one."""
     if given is None:
         return default_kernel(X, weights, unit, far)
@@ -145,7 +155,7 @@ def kernel_of(
     return clone(given)
 
 
-def ladder(kernel: Any, shifted: Callable[[float], Array], far: bool) -> list[Array]:
+def ladder(kernel: Kernel, shifted: Callable[[float], Array], far: bool) -> list[Array]:
     """Where searches with the default kernel start.
 
     shifted: the free numbers of the loss, with so much added to the logs of scales of noise.
@@ -158,7 +168,7 @@ def ladder(kernel: Any, shifted: Callable[[float], Array], far: bool) -> list[Ar
     return list({one.tobytes(): one for one in starts}.values())
 
 
-def at_bounds(kernel: Any) -> list[str]:
+def at_bounds(kernel: Kernel) -> list[str]:
     """Each hyper-parameter that is at a bound, in scikit-learn's words. Fixed ones have none."""
     free = [
         (one, dimension)
@@ -191,17 +201,17 @@ class Distances:
 
     def __init__(self, X: Array) -> None:
         self.X = X
-        self._last: Any = None
+        self._last: tuple[Array | float, Array] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Array | None]:
         return {"X": self.X, "_last": None}
 
-    def over(self, widths: Any) -> Array:
+    def over(self, widths: Array | float) -> Array:
         """(n (n - 1) / 2,), as pdist orders them."""
         last = self._last
         if last is None or not np.array_equal(last[0], widths):
             last = self._last = widths, pdist(self.X / widths, "sqeuclidean")
-        return np.asarray(last[1])
+        return last[1]
 
 
 class Stationary(NamedTuple):
@@ -217,7 +227,7 @@ class Stationary(NamedTuple):
     free: tuple[str, ...]
 
     @classmethod
-    def of(cls, kernel: Any) -> Stationary | None:
+    def of(cls, kernel: Kernel) -> Stationary | None:
         """A kernel of scikit-learn, or None if it is of another kind.
 
         A constant times an RBF or a Matern kernel of order 1/2, 3/2 or 5/2, or one of these alone.
@@ -269,7 +279,7 @@ class Stationary(NamedTuple):
 
         return KernelColumns(np.full(len(X), self.height), column)
 
-    def columns(self, X: Array, pivots: NDArray[np.intp]) -> Array:
+    def columns(self, X: Array, pivots: Indices) -> Array:
         """(n, r), the kernel of all rows with these. O(n r)."""
         rows = X / self.widths
         return self._columns(rows, rows[pivots])
@@ -281,7 +291,7 @@ class Stationary(NamedTuple):
         values *= self.height
         return values
 
-    def slopes(self, X: Array, pivots: NDArray[np.intp]) -> Iterator[Array]:
+    def slopes(self, X: Array, pivots: Indices) -> Iterator[Array]:
         """The derivatives of these columns by theta, (n, r) each. O(n r)."""
         rows = X / self.widths
         squares = cdist(rows, rows[pivots], "sqeuclidean")
@@ -303,7 +313,10 @@ class Stationary(NamedTuple):
         """
         squares = distances.over(self.widths)
         by_height, by_length = matrix.contract(alpha, squares, self.kind, self.scale)
-        slopes: dict[str, Any] = {"height": 0.5 * by_height, "length": 0.5 * by_length}
+        slopes: dict[str, float | Array] = {
+            "height": 0.5 * by_height,
+            "length": 0.5 * by_length,
+        }
         if "lengths" in self.free:
             slopes["lengths"] = self._by_lengths(matrix, alpha, distances)
         return self.height * np.concatenate(
@@ -355,7 +368,7 @@ class Neighbors:
 
     def __init__(
         self,
-        kernel: Any,
+        kernel: Kernel,
         X: Array,
         inputs: Array,
         count: int,
@@ -465,6 +478,11 @@ RANK_SHARE, MOST_RANK = 3, 2000
 #: factors that are tried at the same hyper-parameters, each for the sites of the one before
 TRIES = 3
 
+R = TypeVar("R")
+
+#: of a process, and what a fit begins with
+Posterior = GPPosterior | LatentGPPosterior | LowRankGPPosterior | NearestGPPosterior
+FitStart = Posterior | WarmStart
 NO_PARAMETERS = LossParameters(losses.Gaussian(), (), np.empty((0, 2)))
 
 
@@ -473,7 +491,7 @@ class Process:
     """A process at inputs, without its hyper-parameters."""
 
     X: Array
-    kernel: Any
+    kernel: Kernel
     #: of the loss, which follow those of the kernel in theta
     parameters: LossParameters = field(default=NO_PARAMETERS, kw_only=True)
     #: of BLAS
@@ -489,29 +507,29 @@ class Process:
         """Whether a double loop may repair a failed fit."""
         return False
 
-    def with_threads(self, threads: int | None) -> Any:
+    def with_threads(self, threads: int | None) -> Self:
         """The same, its matrices shared among so many threads. None: as BLAS has them."""
         return replace(self, threads=threads)
 
-    def searched(self) -> Any:
+    def searched(self) -> Self:
         """The process whose evidence a search maximises."""
         return self
 
-    def descending(self) -> Any:
+    def descending(self) -> Self:
         """The process whose fits descend to a fixed point of EP, where they may: else itself."""
         return self
 
-    def parted(self, theta: Any, loss: Any) -> tuple[Any, Any]:
+    def parted(self, theta: Array, loss: Loss) -> tuple[Kernel, Loss]:
         """The kernel, and the loss: the one that is given if the process learns nothing of it."""
         where, free = np.split(np.asarray(theta), [self.kernel.n_dims])
         known = self.parameters
         return self.kernel.clone_with_theta(where), known.at(free) if known.names else loss
 
-    def with_slopes(self, by_kernel: Array, post: Any) -> Array:
+    def with_slopes(self, by_kernel: Array, post: GaussianPosterior) -> Array:
         """The gradient by theta, from that by the kernel's part of it."""
         if not self.parameters.names:
             return by_kernel
-        return np.append(by_kernel, self.parameters.slopes(post.loss, post.loss_slopes()))
+        return np.append(by_kernel, self.parameters.slopes(post.problem.loss, post.loss_slopes()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -531,11 +549,12 @@ class BinaryProcess(Process):
     neighbors: int | None = None
 
     @property
-    def schedule(self) -> Any:
-        return self.process.schedule
+    def schedule(self) -> Schedule:
+        schedule: Schedule = self.process.schedule
+        return schedule
 
     @property
-    def loss(self) -> Any:
+    def loss(self) -> Loss:
         return self.process.loss
 
     @property
@@ -544,13 +563,13 @@ class BinaryProcess(Process):
         plain = scheme.integrates and not scheme.relaxes and self.process.data.weights is None
         return len(self.X) <= DESCENT_SIZE and plain
 
-    def descending(self) -> BinaryProcess:
+    def descending(self) -> Self:
         schedule = self.schedule
         if not (self.can_descend and isinstance(schedule, EP) and schedule.tol > 0.0):
             return self
         return replace(self, process=self.process._replace(schedule=descent_of(schedule)))
 
-    def with_threads(self, threads: int | None) -> BinaryProcess:
+    def with_threads(self, threads: int | None) -> Self:
         few = None if self.low_rank is None else self.low_rank.with_threads(threads)
         return replace(self, pool=pool_of(threads, len(self.X)), low_rank=few)
 
@@ -558,7 +577,7 @@ class BinaryProcess(Process):
         """Where these threads live."""
         return at_work(self.pool, len(self.X))
 
-    def pilot(self, rows: NDArray[np.intp]) -> BinaryProcess:
+    def pilot(self, rows: Indices) -> BinaryProcess:
         """The exact problem of some of the rows."""
         some, X = self.process._replace(data=self.process.data.taken(rows)), self.X[rows]
         exact = replace(self, low_rank=None, neighbors=None)
@@ -579,7 +598,7 @@ class BinaryProcess(Process):
         """The process where no low rank is found: that of nearest rows, or this one."""
         return self if self.neighbors is None else NearestProcess(self, self.neighbors)
 
-    def searched(self) -> BinaryProcess:
+    def searched(self) -> Self:
         """The process itself, where no low rank is found.
 
         Raises
@@ -591,7 +610,7 @@ class BinaryProcess(Process):
             raise MemoryError
         return self
 
-    def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
+    def at(self, theta: Array, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
         """The problem at some hyper-parameters. A check of the kernel matrix is O(n^3 / 3)."""
         kernel, loss = self.parted(theta, self.process.loss)
         ours = self.process._replace(loss=loss)
@@ -630,9 +649,12 @@ class BinaryProcess(Process):
         return ProcessPoint(fits_of(process, gradient), slope)
 
 
-def matrix_of(kernel: Any, X: Array, gradient: bool) -> tuple[Any, Any]:
+def matrix_of(kernel: Kernel, X: Array, gradient: bool) -> tuple[Array, Array]:
     """The values of a kernel, (n, n), and their derivatives by theta, (n, n, p)."""
-    return kernel(X, eval_gradient=True) if gradient else (kernel(X), np.empty((0, 0, 0)))
+    if not gradient:
+        return kernel(X), np.empty((0, 0, 0))
+    values, slopes = kernel(X, eval_gradient=True)
+    return values, slopes
 
 
 def least_bytes(n: int) -> float:
@@ -640,13 +662,24 @@ def least_bytes(n: int) -> float:
     return 8.0 * LEAST * n**2
 
 
-def fits_of(process: Problem, gradient: bool) -> Callable[..., GPPosterior]:
+def fits_of(
+    process: Problem, gradient: bool
+) -> Callable[[Schedule, FitStart | None, Callback | None], GPPosterior]:
     """``fit`` of a :class:`ProcessPoint`, of a process with its kernel."""
 
-    def fit(schedule: Any, start: Any, callback: Callback | None = None) -> GPPosterior:
-        ours, given = process._replace(schedule=schedule), {"slopes": gradient}
-        post = fit_process(ours, as_start(start), warns=False, callback=callback, **given)
-        return post  # type: ignore[no-any-return]
+    def fit(
+        schedule: Schedule, start: FitStart | None, callback: Callback | None = None
+    ) -> GPPosterior:
+        if isinstance(start, LowRankGPPosterior | NearestGPPosterior):
+            start = start_from(start)
+        post: GPPosterior = fit_process(
+            process._replace(schedule=schedule),
+            start,
+            warns=False,
+            callback=callback,
+            slopes=gradient,
+        )
+        return post
 
     return fit
 
@@ -661,14 +694,15 @@ class LowRankProcess(Process):
     #: columns at most. None: as few as leave the evidence as it is
     rank: int | None
     #: those of a search, in which the evidence is smooth. None: those of the hyper-parameters
-    pivots: NDArray[np.intp] | None = None
+    pivots: Indices | None = None
 
     @property
-    def schedule(self) -> Any:
-        return self.chosen.schedule
+    def schedule(self) -> Schedule:
+        schedule: Schedule = self.chosen.schedule
+        return schedule
 
     @property
-    def loss(self) -> Any:
+    def loss(self) -> Loss:
         return self.chosen.loss
 
     def stage(self, theta: Array, precision: Array | None = None) -> LowRankProcess:
@@ -705,7 +739,7 @@ class LowRankProcess(Process):
         rank = self.rank if self.pivots is None else len(self.pivots)
         return one_blas_thread(MOST_RANK if rank is None else rank, self.threads)
 
-    def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
+    def at(self, theta: Array, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
         """The problem at some hyper-parameters."""
         del gradient, checked
         kernel, loss = self.parted(theta, self.loss)
@@ -716,10 +750,11 @@ class LowRankProcess(Process):
                 columns = columns_of(kernel, self.X, self.pivots)
                 factor = factor_at(columns, self.pivots, kernel.diag(self.X))
 
-        def fit(schedule: Any, start: Any, callback: Callback | None = None) -> LowRankGPPosterior:
-            chosen = self.chosen._replace(loss=loss, schedule=schedule)
-            given: dict[str, Any] = {"threads": self.threads, "callback": callback}
-            return fit_factor(chosen, factor, self.data, start, **given)
+        def fit(
+            schedule: Schedule, start: FitStart | None, callback: Callback | None = None
+        ) -> LowRankGPPosterior:
+            chosen, threads = self.chosen._replace(loss=loss, schedule=schedule), self.threads
+            return fit_factor(chosen, factor, self.data, start, threads=threads, callback=callback)
 
         def slope(post: LowRankGPPosterior) -> Array:
             with self.at_work():
@@ -728,7 +763,7 @@ class LowRankProcess(Process):
 
         return ProcessPoint(fit, slope)
 
-    def pilot(self, rows: NDArray[np.intp]) -> BinaryProcess:
+    def pilot(self, rows: Indices) -> BinaryProcess:
         """The exact process of some of the rows."""
         chosen = choose_process(self.loss, self.chosen.scheme, self.schedule)
         X, process = self.X[rows], chosen.problem(self.data.taken(rows))
@@ -745,7 +780,7 @@ class NearestProcess:
     can_descend = False
 
     @property
-    def schedule(self) -> Any:
+    def schedule(self) -> Schedule:
         return self.whole.schedule
 
     def at_work(self) -> AbstractContextManager[None]:
@@ -756,7 +791,7 @@ class NearestProcess:
         """See :meth:`BinaryProcess.searched`: that of some of the rows."""
         return self.whole.pilot(pilot_rows(len(self.whole.X), SOME))
 
-    def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
+    def at(self, theta: Array, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
         """The problem at some hyper-parameters."""
         del gradient, checked
         whole, n = self.whole, len(self.whole.X)
@@ -765,14 +800,15 @@ class NearestProcess:
         process, some = whole.process._replace(loss=loss, kernel=rows), pilot_rows(n, ASKED)
         wider = Neighbors(kernel, whole.X, whole.X[some], AT_NEW * rows.count, some, whole.pool)
 
-        def fit(schedule: Any, start: Any, callback: Callback | None = None) -> NearestGPPosterior:
-            given = process._replace(schedule=schedule), some, wider
-            return fit_nearest(*given, start, callback)
+        def fit(
+            schedule: Schedule, start: FitStart | None, callback: Callback | None = None
+        ) -> NearestGPPosterior:
+            return fit_nearest(process._replace(schedule=schedule), some, wider, start, callback)
 
         return ProcessPoint(fit, without_evidence)
 
 
-def without_evidence(*_: Any) -> Never:
+def without_evidence(*_: Posterior) -> Never:
     """Refuse what asks a process of nearest rows for its evidence."""
     raise ValueError(
         "the log evidence is asked for, and the fit is by nearest rows (method), which has none; "
@@ -780,24 +816,24 @@ def without_evidence(*_: Any) -> Never:
     )
 
 
-def pilot_rows(n: int, most: int = PILOT) -> NDArray[np.intp]:
+def pilot_rows(n: int, most: int = PILOT) -> Indices:
     """So many of n rows at most."""
     return np.sort(np.random.default_rng(0).permutation(n)[:most])
 
 
-def by_columns(kernel: Any, X: Array) -> KernelColumns:
+def by_columns(kernel: Kernel, X: Array) -> KernelColumns:
     """A kernel of scikit-learn, by its columns."""
     shape = Stationary.of(kernel)
     return KernelColumns.from_sklearn(kernel, X) if shape is None else shape.by_columns(X)
 
 
-def columns_of(kernel: Any, X: Array, pivots: NDArray[np.intp]) -> Array:
+def columns_of(kernel: Kernel, X: Array, pivots: Indices) -> Array:
     """(n, r), the kernel of all inputs with the pivots."""
     shape = Stationary.of(kernel)
     return np.asarray(kernel(X, X[pivots])) if shape is None else shape.columns(X, pivots)
 
 
-def slopes_of(kernel: Any, X: Array, pivots: NDArray[np.intp]) -> Iterable[Array]:
+def slopes_of(kernel: Kernel, X: Array, pivots: Indices) -> Iterable[Array]:
     """The derivatives of these columns by theta."""
     shape = Stationary.of(kernel)
     if shape is not None:
@@ -819,8 +855,8 @@ class LatentProcess(Process):
     y: Array
     #: with its number of classes
     loss: losses.LatentLoss
-    scheme: Any
-    schedule: Any
+    scheme: str | Scheme
+    schedule: Schedule
     jitter: float
 
     def at_work(self) -> AbstractContextManager[None]:
@@ -832,19 +868,29 @@ class LatentProcess(Process):
         del theta, precision
         return self
 
-    def pilot(self, rows: NDArray[np.intp]) -> LatentProcess:
+    def pilot(self, rows: Indices) -> LatentProcess:
         """The problem of some of the rows."""
         return replace(self, X=self.X[rows], y=self.y[rows])
 
-    def at(self, theta: Any, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
+    def at(self, theta: Array, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
         """The problem at some hyper-parameters."""
         del checked
         K, dK = matrix_of(self.kernel.clone_with_theta(theta), self.X, gradient)
 
-        def fit(schedule: Any, start: Any, callback: Callback | None = None) -> LatentGPPosterior:
-            given = {"scheme": self.scheme, "jitter": self.jitter, "start": start}
-            given |= {"callback": callback}
-            post = fit_gp(K, self.y, loss=self.loss, schedule=schedule, **given)
+        def fit(
+            schedule: Schedule, start: FitStart | None, callback: Callback | None = None
+        ) -> LatentGPPosterior:
+            assert start is None or isinstance(start, LatentGPPosterior)
+            post = fit_gp(
+                K,
+                self.y,
+                loss=self.loss,
+                scheme=self.scheme,
+                schedule=schedule,
+                jitter=self.jitter,
+                start=start,
+                callback=callback,
+            )
             assert isinstance(post, LatentGPPosterior)
             return post
 
@@ -862,7 +908,7 @@ ProcessForm = AnyProcess | NearestProcess
 def evidence_at(problem: AnyProcess, theta: Array, gradient: bool) -> tuple[float, Array]:
     """The log evidence at some hyper-parameters, and its gradient where asked for."""
 
-    def fit(form: Any, start: Any) -> tuple[Any, Array]:
+    def fit(form: ProcessForm, start: FitStart | None) -> tuple[Posterior, Array]:
         if isinstance(form, NearestProcess):
             without_evidence()
         with form.at_work():
@@ -875,8 +921,11 @@ def evidence_at(problem: AnyProcess, theta: Array, gradient: bool) -> tuple[floa
 
 
 def settled(
-    problem: AnyProcess, theta: Array, start: Any, fit: Callable[[Any, Any], tuple[Any, Any]]
-) -> tuple[Any, Any]:
+    problem: AnyProcess,
+    theta: Array,
+    start: FitStart | None,
+    fit: Callable[[ProcessForm, FitStart | None], tuple[Posterior, R]],
+) -> tuple[Posterior, R]:
     """``fit(form, start)`` of the form that the problem has at these hyper-parameters.
 
     One of low rank counts if it leaves NATS of the evidence open at most, by its own sites.
@@ -888,45 +937,39 @@ def settled(
         form = problem.stage(theta, None if sites is None else sites.precision)
         if not isinstance(form, LowRankProcess):
             break
-        both = fit(form, start)
-        post = both[0]
+        post, beside = fit(form, start)
+        assert isinstance(post, LowRankGPPosterior)
+        assert post.truncation_error is not None
         if post.truncation_error <= NATS:
-            return both
+            return post, beside
         sites, start = post.sites, start_from(post)
     last = problem.unfactored()
     return fit(last.searched() if last is problem else last, start)
 
 
-def as_start(start: Any) -> Any:
-    """A start of an exact process."""
-    others = LowRankGPPosterior, NearestGPPosterior
-    return start_from(start) if isinstance(start, others) else start
-
-
-def start_from(post: Any) -> WarmStart:
+def start_from(post: Posterior) -> WarmStart:
     """The sites of a fit, with the sweeps that have made them."""
     return WarmStart(post.sites, n_sweeps=post.n_sweeps)
 
 
-def _owned(K: Any, *others: Array) -> Array:
+def _owned(K: ArrayLike, *others: Array) -> Array:
     """K in an array to overwrite: itself, or a copy if other arrays share its memory."""
-    fresh = (
-        isinstance(K, np.ndarray)
-        and K.dtype == np.float64
-        and K.flags.carray
-        and K.flags.owndata
-        and not any(np.may_share_memory(K, other) for other in others)
-    )
-    return K if fresh else np.array(_checks.real_array("K", K), dtype=np.float64, order="C")
+    if isinstance(K, np.ndarray) and K.dtype == np.float64:
+        alone = K.flags.carray and K.flags.owndata
+        if alone and not any(np.may_share_memory(K, other) for other in others):
+            return K
+    return np.array(_checks.real_array("K", K), dtype=np.float64, order="C")
 
 
 # ---- fits that hold ----
 
 
-def fit_at(problem: AnyProcess, theta: Array, start: Any, repair: bool) -> tuple[Any, bool]:
+def fit_at(
+    problem: AnyProcess, theta: Array, start: FitStart | None, repair: bool
+) -> tuple[Posterior, bool]:
     """The fit at some hyper-parameters, and whether it holds. Their kernel matrix is checked."""
 
-    def fit(form: Any, start: Any) -> tuple[Any, bool]:
+    def fit(form: ProcessForm, start: FitStart | None) -> tuple[Posterior, bool]:
         with form.at_work():
             return valid_fit(
                 form.at(theta, checked=True),
@@ -943,7 +986,7 @@ def stalled() -> Callback:
     """A callback that ends sweeps whose change is more than half of that PATIENCE sweeps before."""
     changes: list[float] = []
 
-    def ends(info: SweepInfo, state: Any) -> bool:
+    def ends(info: SweepInfo, state: State) -> bool:
         del state
         changes.append(info.change)
         before = changes[-PATIENCE - 1 : -PATIENCE]
@@ -953,8 +996,13 @@ def stalled() -> Callback:
 
 
 def valid_fit(
-    point: ProcessPoint, schedule: Any, start: Any, *, repair: bool, can_descend: bool
-) -> tuple[Any, bool]:
+    point: ProcessPoint,
+    schedule: Schedule,
+    start: FitStart | None,
+    *,
+    repair: bool,
+    can_descend: bool,
+) -> tuple[Posterior, bool]:
     """A valid fit, or the first and False.
 
     From the start, then from flat sites, then, if repairs are wanted, with damping and by a double
@@ -965,11 +1013,11 @@ def valid_fit(
     FloatingPointError, ValueError
         If no fit came to an end.
     """
-    first: Any = None
+    first: Posterior | None = None
     failure: Exception | None = None
     for other, where in _attempts(schedule, start, repair, can_descend):
         try:
-            post = point.fit(other, where)
+            post: Posterior = point.fit(other, where)
         except FAILURES as error:
             failure = failure or error
             continue
@@ -986,8 +1034,8 @@ def valid_fit(
 
 
 def _attempts(
-    schedule: Any, start: Any, repair: bool, can_descend: bool
-) -> Iterator[tuple[Any, Any]]:
+    schedule: Schedule, start: FitStart | None, repair: bool, can_descend: bool
+) -> Iterator[tuple[Schedule, FitStart | None]]:
     if start is not None:
         yield schedule, start
     yield schedule, None

@@ -16,10 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from epfast import _checks, inference, losses, schemes
-from epfast._arrays import Array, Indices, is_sparse
+from epfast._arrays import AnyArray, Array, Indices, is_sparse
 from epfast.estimators.base import (
     ClassWeight,
     EvidenceWarning,
@@ -182,7 +182,7 @@ class Coefficients(Posteriors[AnyPosterior]):
 
     n_features_in_: int
     #: of classifiers
-    classes_: NDArray[np.generic]
+    classes_: AnyArray
     _seen: Indices
 
     def _means(self) -> Array:
@@ -678,7 +678,7 @@ class LinearModel(Coefficients):
 
     def __sklearn_tags__(self) -> Tags:
         """Tags of scikit-learn."""
-        tags: Tags = super().__sklearn_tags__()
+        tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
 
@@ -1426,7 +1426,7 @@ class LinearRegressor(LinearModel, LatentRegressor[AnyPosterior]):
         """Prior variance and loss of some of the rows, by a fit with a full covariance."""
         n, y = asked.rows.shape[0], np.asarray(asked.targets[0])
         some = np.sort(np.random.default_rng(0).permutation(n)[:FEW])
-        few = LinearRegressor(
+        few = LinearRegressor().set_params(
             **self.get_params()
             | {
                 "loss": loss_of_numbers(self.loss, y),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,14 +25,19 @@ from epfast.parametric import MixturePosterior
 from epfast.parametric.mixture import MODEL, fitted
 from epfast.schedules import Schedule
 
-# scikit-learn is there, or epfast.estimators.base would have said so
-from sklearn.base import DensityMixin  # isort: skip
+if TYPE_CHECKING:  # scikit-learn has no types
+
+    class DensityMixin:
+        """As scikit-learn's."""
+
+else:
+    from sklearn.base import DensityMixin
 
 __all__ = ["GaussianMixtureEP"]
 
 
 @estimator
-class GaussianMixtureEP(DensityMixin, Posteriors[MixturePosterior]):  # type: ignore[misc]
+class GaussianMixtureEP(DensityMixin, Posteriors[MixturePosterior]):
     """Mixture of Gaussians of one isotropic noise, for scikit-learn: see :func:`fit_mixture`.
 
     Where scikit-learn's ``GaussianMixture(covariance_type="spherical")`` gives points, here are

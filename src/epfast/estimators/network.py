@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
 from functools import partial
-from typing import Self, TypedDict
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,19 +34,6 @@ from epfast.schedules import ADF, Schedule
 __all__ = ["NetworkClassifier", "NetworkRegressor"]
 
 
-class Arguments(TypedDict, total=False):
-    """What fit_network takes besides rows."""
-
-    hidden: tuple[int, ...]
-    schedule: Schedule | None
-    prior: tuple[float, float] | float | None
-    standardize: bool
-    progress: bool | Tick
-    rng: int
-    noise: tuple[float, float]
-    loss: str
-
-
 @estimator
 class _Network(Posteriors[NetworkPosterior]):
     """What both estimators share: parameters and fits."""
@@ -60,15 +47,27 @@ class _Network(Posteriors[NetworkPosterior]):
     #: of classifiers, which have a network for each class
     n_jobs: int | None = field(default=None, init=False)
 
-    def _arguments(self) -> Arguments:
-        return {
-            "hidden": self.hidden,
-            "schedule": self.schedule,
-            "prior": self.prior,
-            "standardize": self.standardize,
-            "progress": self.progress,
-            "rng": fit_seed(self.random_state),
-        }
+    #: numbers of the noise, and the loss of classifiers
+    noise = (6.0, 6.0)
+    _loss: ClassVar[str | None] = None
+
+    def _first(
+        self, rows: Rows, targets: Sequence[ArrayLike], schedule: Schedule | None
+    ) -> list[NetworkPosterior]:
+        """Networks of the first rows, one for each target."""
+        seed = fit_seed(self.random_state)
+        fit = partial(
+            fit_network,
+            hidden=self.hidden,
+            schedule=schedule,
+            prior=self.prior,
+            noise=self.noise,
+            standardize=self.standardize,
+            progress=self.progress,
+            rng=seed,
+            loss=self._loss,
+        )
+        return self._each(partial(fit, rows, y) for y in targets)
 
     def _continued(self, rows: Rows, targets: Sequence[ArrayLike]) -> list[NetworkPosterior]:
         """Networks of new rows, one for each target: from those that there are, or the first ones.
@@ -78,10 +77,7 @@ class _Network(Posteriors[NetworkPosterior]):
         if hasattr(self, "posteriors_"):
             pairs = zip(self.posteriors_, targets, strict=True)
             return self._each(partial(post.partial_fit, rows, y) for post, y in pairs)
-        arguments = self._arguments()
-        if self.schedule is None:
-            arguments["schedule"] = ADF()
-        return self._each(partial(fit_network, rows, y, **arguments) for y in targets)
+        return self._first(rows, targets, ADF() if self.schedule is None else self.schedule)
 
     def _each(self, calls: Iterable[Callable[[], NetworkPosterior]]) -> list[NetworkPosterior]:
         some = list(calls)
@@ -149,9 +145,6 @@ class NetworkRegressor(_Network, LatentRegressor[NetworkPosterior]):
 
     noise: tuple[float, float] = (6.0, 6.0)
 
-    def _arguments(self) -> Arguments:
-        return {**super()._arguments(), "noise": self.noise}
-
     @all_or_nothing
     def fit(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> NetworkRegressor:
         """Fit the posterior.
@@ -171,7 +164,7 @@ class NetworkRegressor(_Network, LatentRegressor[NetworkPosterior]):
             Itself.
         """
         rows, given = self._rows_and_responses(X, y)
-        return self._publish([fit_network(rows, _rest(given, offset), **self._arguments())])
+        return self._publish(self._first(rows, [_rest(given, offset)], self.schedule))
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None
@@ -254,8 +247,7 @@ class NetworkClassifier(_Network, LatentClassifier[NetworkPosterior]):
 
     n_jobs: int | None = None
 
-    def _arguments(self) -> Arguments:
-        return {**super()._arguments(), "loss": "probit"}
+    _loss = "probit"
 
     @all_or_nothing
     def fit(self, X: ArrayLike, y: ArrayLike) -> NetworkClassifier:
@@ -277,9 +269,7 @@ class NetworkClassifier(_Network, LatentClassifier[NetworkPosterior]):
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_labels(labels)
         _, targets = self._encode(labels)
-        arguments = self._arguments()
-        calls = (partial(fit_network, rows, y, **arguments) for y in targets)
-        return self._publish(self._each(calls))
+        return self._publish(self._first(rows, targets, self.schedule))
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from epfast import _checks, inference, losses, schemes
-from epfast._arrays import Array
+from epfast._arrays import AnyArray, Array
 from epfast.estimators.base import (
+    ClassWeight,
     ConvergenceWarning,
     Input,
     LatentClassifier,
     LatentRegressor,
+    LossGiven,
     Observed,
     Points,
     Posteriors,
+    Seed,
     all_or_nothing,
     check_is_fitted,
     check_sizes,
@@ -46,10 +49,13 @@ from epfast.estimators.kernels import (
     AnyProcess,
     BinaryProcess,
     Distances,
+    FitStart,
     LatentProcess,
     LowRankProcess,
     NearestProcess,
     Neighbors,
+    Posterior,
+    ProcessForm,
     Stationary,
     at_bounds,
     evidence_at,
@@ -80,7 +86,7 @@ from epfast.gaussian.low_rank import note_rank
 from epfast.gaussian.nearest import NearestGPPosterior
 from epfast.gaussian.posterior import shifted
 from epfast.gaussian.problem import Data, check_positive, kernel_in_memory, responses_of
-from epfast.inference import FAILURES, DataWarning
+from epfast.inference import FAILURES, Callback, DataWarning
 from epfast.inference.hyper import (
     FINEST,
     GAIN,
@@ -95,11 +101,13 @@ from epfast.inference.hyper import (
 from epfast.inference.records import warn_user
 from epfast.inference.report import note_working
 from epfast.inference.runtime import memory_left
+from epfast.losses import Loss
 from epfast.priors import HalfCauchy
 from epfast.schedules import EP, Schedule
+from epfast.schemes import Scheme
 
 # scikit-learn is there, or epfast.estimators.base would have said so
-from sklearn.gaussian_process.kernels import CompoundKernel  # isort: skip
+from sklearn.gaussian_process.kernels import CompoundKernel, Kernel  # isort: skip
 
 #: an error of the sites changes the evidence to second order only
 SCHEDULE = EP(sweeps=200, tol=1e-6)
@@ -114,7 +122,6 @@ AVERAGED_UP_TO = 100
 #: nats of evidence that the most probable point may lack: weak priors that cost more are not weak
 CONTRADICTED = 3.0
 METHODS = "auto", "exact", "nearest"
-Posterior = GPPosterior | LatentGPPosterior | LowRankGPPosterior | NearestGPPosterior
 #: at hyper-parameters, or averaged over them
 AnyPosterior = Posterior | IntegratedProcess
 #: distance of a latent mean from 0, over 1 + its prior sd, below which quadrature may have the sign
@@ -133,21 +140,34 @@ ROUNDS, MORE, OPEN = 5, 0.05, 0.1
 #: some of the rows, and FINE with few rows and FEW numbers at most, where fits of
 #: weighted and of repeated rows agree to 1e-7
 FEW = 8
+Ends = tuple[float, float, float]
 PLAIN, ROUGH, FINE = (FINEST, GAIN, NEARLY), (1e-2, 1e-4, 1.0), (1e-10, 1e-17, 1e-15)
 #: ends on some of the rows are one if they differ by less, in logs, or in nats: those of a ridge. A
 #: search of all rows does not begin at one that is more nats lower
 APART, LEVEL, LOWER = 0.5, 0.05, 1.0
 
 
+class Optimizer(Protocol):
+    """A search of the user's: it minimises, and returns the best theta and its value."""
+
+    def __call__(
+        self,
+        objective: Callable[[Array, bool], float | tuple[float, Array]],
+        theta: Array,
+        /,
+        bounds: Array,
+    ) -> tuple[Array, float]: ...
+
+
 @estimator
 class ProcessModel(Posteriors[AnyPosterior]):
     """Base of the estimators of processes, with the parameters that both have."""
 
-    kernel: Any = field(default=None, kw_only=False)
-    optimizer: Any = "fmin_l_bfgs_b"
+    kernel: Kernel | None = field(default=None, kw_only=False)
+    optimizer: str | Optimizer | None = "fmin_l_bfgs_b"
     n_restarts_optimizer: int = 0
-    loss: Any
-    scheme: Any = "exact"
+    loss: LossGiven
+    scheme: str | Scheme = "exact"
     learn: tuple[str, ...] | None
     integrate: bool | str = "auto"
     schedule: Schedule | None = None
@@ -155,7 +175,7 @@ class ProcessModel(Posteriors[AnyPosterior]):
     rank: int | None = None
     method: str = "auto"
     n_neighbors: int | None = None
-    random_state: Any = None
+    random_state: Seed = None
     warm_start: bool = False
     n_jobs: int | None = None
 
@@ -222,16 +242,18 @@ class ProcessModel(Posteriors[AnyPosterior]):
 
     def _fit(
         self,
-        rows: Any,
-        kernel: Any,
+        rows: Array,
+        kernel: Kernel,
         parameters: LossParameters,
-        targets: list[Any],
+        targets: Sequence[ArrayLike],
         weights: Array | None,
         noise: float,
         offset: Array | None = None,
         far: bool = False,
-    ) -> None:
+    ) -> list[Loss]:
         """Find the hyper-parameters, and set the attributes of a fit. Arguments were checked.
+
+        Returns the losses with their parameters, or the one of all processes.
 
         noise: median of the half-Cauchy prior of its scale, for an average. far: whether noise is
         Gaussian.
@@ -243,11 +265,11 @@ class ProcessModel(Posteriors[AnyPosterior]):
         if before is not None and [len(one) for one in before] != [len(problems[0].bounds)] * count:
             before = None
         thetas = before or [np.append(kernel.theta, parameters.start)] * count
-        starts: list[Any] = [None] * count
+        starts: Sequence[FitStart | None] = [None] * count
         self.n_failed_points_ = 0
         if self.optimizer is not None and len(problems[0].bounds) > 0:
             begin = before or [kernel.theta] * count
-            maxima = self._search(problems, begin, before is not None, far)
+            maxima = self._search(problems, self.optimizer, begin, before is not None, far)
             thetas, starts = [one.theta for one in maxima], [one.start for one in maxima]
         elif before is not None:
             last = [uncounted(at_mode(post)) for post in self.posteriors_]
@@ -256,7 +278,6 @@ class ProcessModel(Posteriors[AnyPosterior]):
         self._kernels = [kernel.clone_with_theta(theta[:size]) for theta in thetas]
         self.kernel_ = self._kernels[0] if count == 1 else CompoundKernel(self._kernels)
         learnt = [parameters.at(theta[size:]).with_offset(False) for theta in thetas]
-        self.loss_: Any = learnt[0] if count == 1 or not parameters.names else learnt
         self.posteriors_ = posts = self._posteriors(problems, thetas, starts)
         self.log_marginal_likelihood_value_ = self._mean_evidence()
         if count == 1:
@@ -265,6 +286,7 @@ class ProcessModel(Posteriors[AnyPosterior]):
         for loss, post in zip(learnt, posts, strict=True):
             warn_ends(parameters, loss, post)
         self._set_fits(self.posteriors_, self._mean_evidence())
+        return learnt if parameters.names else learnt[:1]
 
     def _mean_evidence(self) -> float:
         return float(np.mean([post.log_evidence for post in self.posteriors_]))
@@ -274,7 +296,7 @@ class ProcessModel(Posteriors[AnyPosterior]):
         theta: ArrayLike | None = None,
         eval_gradient: bool = False,
         clone_kernel: bool = True,
-    ) -> Any:
+    ) -> float | tuple[float, Array]:
         """EP's log evidence of the training data at given hyper-parameters.
 
         Parameters
@@ -335,8 +357,8 @@ class ProcessModel(Posteriors[AnyPosterior]):
 
     def _processes(
         self,
-        kernel: Any,
-        targets: list[Any],
+        kernel: Kernel,
+        targets: Sequence[ArrayLike],
         weights: Array | None,
         offset: Array | None = None,
         parameters: LossParameters = NO_PARAMETERS,
@@ -350,7 +372,7 @@ class ProcessModel(Posteriors[AnyPosterior]):
                     "labels, each class against the rest, takes it"
                 )
             self._check_memory(kernel)
-            return [self._joint_process(kernel, targets[0], loss)]
+            return [self._joint_process(kernel, np.asarray(targets[0]), loss)]
         loss, asked = loss.with_offset(offset is not None), {"weights": weights}
         parameters = parameters._replace(loss=loss)
         responses = [responses_of(loss, y, len(X), weights, offset) for y in targets]
@@ -401,7 +423,7 @@ class ProcessModel(Posteriors[AnyPosterior]):
         large = len(self.X_train_) >= LOW_RANK_FROM and self.method == "auto"
         return large and settles and by_rows
 
-    def _check_memory(self, kernel: Any) -> None:
+    def _check_memory(self, kernel: Kernel) -> None:
         """Refuse rows whose matrices cannot fit, before the first of them is allocated."""
         slopes = self.optimizer is not None and Stationary.of(kernel) is None
         need = 8.0 * (LEAST + slopes * kernel.n_dims) * len(self.X_train_) ** 2
@@ -430,7 +452,7 @@ class ProcessModel(Posteriors[AnyPosterior]):
                 self._check_covariance(problem.kernel.clone_with_theta(theta[:size]))
             raise
 
-    def _check_covariance(self, kernel: Any) -> None:
+    def _check_covariance(self, kernel: Kernel) -> None:
         """Refuse a kernel that is no covariance of the rows, or of some. O(n^3 / 3)."""
         few = self.rank is not None or least_bytes(len(self.X_train_)) > memory_left()
         rows = self.X_train_[:ROWS] if few else self.X_train_
@@ -447,7 +469,9 @@ class ProcessModel(Posteriors[AnyPosterior]):
                 "one of a single column only); where rounding alone makes it so, give jitter"
             ) from None
 
-    def _joint_process(self, kernel: Any, target: Array, loss: losses.LatentLoss) -> LatentProcess:
+    def _joint_process(
+        self, kernel: Kernel, target: Array, loss: losses.LatentLoss
+    ) -> LatentProcess:
         """The problem of all classes together."""
         if self.rank is not None:
             raise ValueError(
@@ -462,7 +486,12 @@ class ProcessModel(Posteriors[AnyPosterior]):
         return LatentProcess(X, kernel, target, known, self.scheme, schedule, self._jitter)
 
     def _search(
-        self, problems: list[AnyProcess], thetas: list[Array], warm: bool, far: bool
+        self,
+        problems: list[AnyProcess],
+        optimizer: str | Optimizer,
+        thetas: list[Array],
+        warm: bool,
+        far: bool,
     ) -> list[Maximum]:
         """The hyper-parameters that maximise the evidence."""
         # None is a seed as well: a fit depends on its arguments only
@@ -502,7 +531,7 @@ class ProcessModel(Posteriors[AnyPosterior]):
             pilots = [problem.pilot(pilot_rows(n)) for problem in problems]
         with self._explained(problems, thetas):
             maxima, n_tried, self.n_failed_points_ = search(
-                problems, pilots, starts, restarts, self.optimizer, self.n_jobs
+                problems, pilots, starts, restarts, optimizer, self.n_jobs
             )
         if self.n_failed_points_:
             warn_user(
@@ -520,8 +549,11 @@ class ProcessModel(Posteriors[AnyPosterior]):
         return maxima
 
     def _posteriors(
-        self, problems: list[AnyProcess], thetas: list[Array], starts: list[Any]
-    ) -> list[Any]:
+        self,
+        problems: list[AnyProcess],
+        thetas: list[Array],
+        starts: Sequence[FitStart | None],
+    ) -> list[Posterior]:
         """The fits at the hyper-parameters found. Repaired, unless they were to be as asked."""
         searched = self.optimizer is not None and len(problems[0].bounds) > 0
         repair = searched or self.schedule is None
@@ -559,7 +591,7 @@ class ProcessModel(Posteriors[AnyPosterior]):
         return posts
 
     def _average(
-        self, problem: AnyProcess, theta: Array, post: Any, scale: float
+        self, problem: AnyProcess, theta: Array, post: Posterior, scale: float
     ) -> IntegratedProcess | None:
         """The average over hyper-parameters. None: the most probable ones stand for it.
 
@@ -570,7 +602,7 @@ class ProcessModel(Posteriors[AnyPosterior]):
         given = self.integrate
         if not isinstance(given, bool):
             _checks.choice("integrate", given, ("auto",))
-        schedule, parameters = problem.schedule, problem.parameters
+        schedule = problem.schedule
         possible = isinstance(problem, BinaryProcess) and type(post) is GPPosterior
         possible = possible and self.optimizer is not None and len(problem.bounds) > 0
         possible = possible and isinstance(schedule, EP) and schedule.tol > 0.0
@@ -586,26 +618,10 @@ class ProcessModel(Posteriors[AnyPosterior]):
         if not possible or given is False or not small or not trusted(post):
             return None
         assert isinstance(problem, BinaryProcess)
-        begin, places, powers = problem.kernel.theta, [], []
-        unknowns: list[Unknown] = []
-        for k, (name, short, power) in enumerate(parameters_of(problem.kernel)):
-            median = float(np.clip(np.exp(begin[k] / power), 1e-300, 1e300))
-            known = [one.name for one in unknowns]
-            unknowns.append(Unknown(name if short in known else short, HalfCauchy(median)))
-            places.append(k)
-            powers.append(power)
-        first = len(begin)
-        for name in parameters.names:
-            weak, size = weak_prior(name, scale), np.size(getattr(parameters.loss, name))
-            if weak is not None:
-                root = name == "variance"
-                prior = weak.prior if root else weak
-                unknowns.append(Unknown("noise_sd" if root else name, cast(Any, prior)))
-                places.append(first)
-                powers.append(2.0 if root else 1.0)
-            first += size
-        if len(unknowns) > MOST:
-            said = f"there are {len(unknowns)} hyper-parameters, of which up to {MOST} are averaged"
+        target = _average_target(problem, theta, scale)
+        count = len(target.unknowns)
+        if count > MOST:
+            said = f"there are {count} hyper-parameters, of which up to {MOST} are averaged"
             if given is True:
                 raise ValueError(f"integrate is True, and {said}; allowed: 'auto' or False")
             warn_user(
@@ -613,20 +629,11 @@ class ProcessModel(Posteriors[AnyPosterior]):
                 "integrate=False takes them without a word, and fewer length scales help",
                 DataWarning,
             )
-        if not 0 < len(unknowns) <= MOST:
+        if not 0 < count <= MOST:
             return None
-        target = ProcessTarget(
-            partial(problem.at, gradient=True),
-            cast(EP, schedule),
-            unknowns,
-            np.asarray(theta),
-            np.array(places),
-            np.array(powers),
-            problem.bounds,
-        )
         size = problem.kernel.n_dims
 
-        def kernel_at(point: Array) -> Any:
+        def kernel_at(point: Array) -> Kernel:
             return problem.kernel.clone_with_theta(target.theta_of(np.log(point))[:size])
 
         with problem.at_work():
@@ -649,14 +656,44 @@ class ProcessModel(Posteriors[AnyPosterior]):
                 return None
         return IntegratedProcess.with_kernels(posterior, kernel_at, self.X_train_)
 
-    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
+    @property
+    def _pairs(self) -> list[tuple[AnyPosterior, Kernel]]:
+        """The posteriors, each with its kernel."""
+        return list(zip(self.posteriors_, self._kernels, strict=True))
+
+    def _latents(self, rows: Array) -> list[tuple[Array, Array]]:
         pieces = [
-            [post.predict_latent(*given) for post, given in self._cross(some)]
+            [self._latent(post, kernel, some) for post, kernel in self._pairs]
             for some in self._blocks(rows)
         ]
         return _joined(pieces)
 
-    def _points(self, rows: Any, variances: bool = True) -> Points[AnyPosterior]:
+    def _latent(
+        self, post: AnyPosterior, kernel: Kernel, rows: Array, joint: bool = False
+    ) -> tuple[Array, Array]:
+        """Mean and variance, or covariance, of a process at new inputs."""
+        if isinstance(post, IntegratedProcess):
+            return post.predict_latent(rows, joint)
+        if isinstance(post, NearestGPPosterior):
+            near = None if joint else self._neighbors_at(post, kernel, rows)
+            return post.predict_latent(near, joint=joint)
+        own = kernel(rows) if joint else kernel.diag(rows)
+        return post.predict_latent(kernel(rows, self._basis(post)), own, joint)
+
+    def _latent_draws(
+        self, post: AnyPosterior, kernel: Kernel, rows: Array, size: int, rng: np.random.Generator
+    ) -> Array:
+        """Draws of a process at new inputs, (size, m), or of several latents."""
+        if isinstance(post, IntegratedProcess):
+            return post.sample_latent(rows, size, rng)
+        if isinstance(post, NearestGPPosterior):
+            post.predict_latent(None, joint=True)  # refused
+        return post.sample_latent(kernel(rows, self._basis(post)), kernel(rows), size, rng)
+
+    def _neighbors_at(self, post: NearestGPPosterior, kernel: Kernel, rows: Array) -> Neighbors:
+        return Neighbors(kernel, self.X_train_, rows, AT_NEW * post.n_neighbors)
+
+    def _points(self, rows: Array, variances: bool = True) -> Points[AnyPosterior]:
         post = self.posteriors_[0]
         if isinstance(post, IntegratedProcess):
             latents = _joined([post.latents_at(some) for some in self._blocks(rows)])
@@ -666,36 +703,24 @@ class ProcessModel(Posteriors[AnyPosterior]):
         means = [(mean, np.full(len(mean), np.nan)) for mean in self._means(rows)]
         return Points(np.ones(1), [self.posteriors_], [means])
 
-    def _means(self, rows: Any) -> list[Array]:
+    def _means(self, rows: Array) -> list[Array]:
         """Of every posterior, the first of what :meth:`_latents` gives, O(n) a row."""
-        pieces = [
-            [post.predict_mean(K_star) for post, (K_star, _) in self._cross(some)]
-            for some in self._blocks(rows)
-        ]
+        pieces: list[list[Array]] = []
+        for some in self._blocks(rows):
+            pieces.append([])
+            for post, kernel in self._pairs:
+                assert not isinstance(post, IntegratedProcess)
+                if isinstance(post, NearestGPPosterior):
+                    mean = post.predict_mean(self._neighbors_at(post, kernel, some))
+                else:
+                    mean = post.predict_mean(kernel(some, self._basis(post)))
+                pieces[-1].append(mean)
         return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
 
-    def _blocks(self, rows: Any) -> Iterator[Any]:
+    def _blocks(self, rows: Array) -> Iterator[Array]:
         """Rows, as many at a time as have about NUMBERS values of the kernel."""
         step = max(1, NUMBERS // max(len(self._basis(at_mode(post))) for post in self.posteriors_))
         return (rows[first : first + step] for first in range(0, len(rows), step))
-
-    def _cross(self, rows: Array, joint: bool = False) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-        """Each posterior, and what it predicts at new inputs from.
-
-        That is their kernel with the inputs that it needs, and with themselves. Of an average the
-        new inputs.
-        """
-        for post, kernel in zip(self.posteriors_, self._kernels, strict=True):
-            if isinstance(post, IntegratedProcess):
-                yield post, (rows,)
-            elif isinstance(post, NearestGPPosterior):
-                if joint:
-                    post.predict_latent(None, joint=True)
-                count = AT_NEW * post.n_neighbors
-                yield post, (Neighbors(kernel, self.X_train_, rows, count), None)
-            else:
-                own = kernel(rows) if joint else kernel.diag(rows)
-                yield post, (kernel(rows, self._basis(post)), own)
 
     def _basis(self, post: Posterior) -> Array:
         """The inputs whose kernel with new ones a posterior asks for."""
@@ -850,12 +875,14 @@ class GPClassifier(ProcessModel, LatentClassifier[AnyPosterior]):
     array(['in', 'out'], dtype='<U3')
     """
 
-    loss: Any = "probit"
+    loss: LossGiven = "probit"
     learn: tuple[str, ...] = ()
-    class_weight: dict[Any, float] | str | None = None
+    class_weight: ClassWeight = None
 
     @all_or_nothing
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: Any = None) -> GPClassifier:
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> GPClassifier:
         """Find the hyper-parameters and fit the posterior.
 
         Parameters
@@ -863,7 +890,7 @@ class GPClassifier(ProcessModel, LatentClassifier[AnyPosterior]):
         X : array_like of shape (n, d)
             Rows of features.
         y : array_like of shape (n,)
-            Labels of any kind, two or more different ones.
+            AnyArray of any kind, two or more different ones.
         sample_weight : array_like of shape (n,), optional
             A row of weight w >= 1 counts as w rows, the likelihood of one below 1 enters to that
             power. Rows of weight 0 are left out.
@@ -894,7 +921,7 @@ class GPClassifier(ProcessModel, LatentClassifier[AnyPosterior]):
         rows, numbers, targets, weights, loss = self._training(X, y, sample_weight, counted=True)
         self._check()
         self.n_classes_ = len(self.classes_)
-        self._fit(
+        losses = self._fit(
             rows,
             kernel_of(self.kernel, rows, weights),
             self._learnable(loss, targets[0][:, None], weights),
@@ -902,6 +929,7 @@ class GPClassifier(ProcessModel, LatentClassifier[AnyPosterior]):
             weights,
             noise=1.0,
         )
+        self.loss_ = losses[0] if len(losses) == 1 else losses
         self._couple(numbers, weights)
         return self
 
@@ -927,9 +955,7 @@ class GPClassifier(ProcessModel, LatentClassifier[AnyPosterior]):
         if not _checks.flag("joint", joint):
             return super().predict_latent(X)
         rows = self._rows(X)
-        parts: list[Any] = [
-            post.predict_latent(*given, True) for post, given in self._cross(rows, True)
-        ]
+        parts = [self._latent(*pair, rows, joint=True) for pair in self._pairs]
         means, covariances = zip(*parts, strict=True)
         if len(parts) == 1:
             return means[0], covariances[0]
@@ -950,14 +976,17 @@ class GPClassifier(ProcessModel, LatentClassifier[AnyPosterior]):
         """
         return self.predict_latent(X)
 
-    def _log_probabilities(self, rows: Any) -> Array:
-        parts = []
-        for some in self._blocks(rows):
-            ((post, given),) = self._cross(some)
-            parts.append(post.predict_log_proba(*given))
+    def _log_probabilities(self, rows: Array) -> Array:
+        ((post, kernel),) = self._pairs
+        assert isinstance(post, LatentGPPosterior)
+        basis = self._basis(post)
+        parts = [
+            post.predict_log_proba(kernel(some, basis), kernel.diag(some))
+            for some in self._blocks(rows)
+        ]
         return np.concatenate(parts)
 
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
+    def predict(self, X: ArrayLike) -> AnyArray:
         """The most probable class.
 
         O(n) a row where the signs of the latent means decide: of two classes, and of one whose mean
@@ -972,7 +1001,7 @@ class GPClassifier(ProcessModel, LatentClassifier[AnyPosterior]):
         Returns
         -------
         ndarray of shape (m,)
-            Labels out of ``classes_``.
+            AnyArray out of ``classes_``.
         """
         check_is_fitted(self)
         averaged = isinstance(self.posteriors_[0], IntegratedProcess)
@@ -993,7 +1022,7 @@ class GPClassifier(ProcessModel, LatentClassifier[AnyPosterior]):
             index[~decided] = scores > 0.0 if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[self._seen][index])
 
-    def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> NDArray[Any]:
+    def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Seed = 0) -> AnyArray:
         """Draw labels of new inputs: those of one column come from one draw of the process.
 
         By nearest rows there are no joint draws.
@@ -1010,18 +1039,18 @@ class GPClassifier(ProcessModel, LatentClassifier[AnyPosterior]):
         Returns
         -------
         ndarray of shape (m, n_samples)
-            Labels out of ``classes_``.
+            AnyArray out of ``classes_``.
         """
         size = _checks.integer("n_samples", n_samples, least=0)
         rng = np.random.default_rng(seed_of_draws(random_state))
         rows, classes = self._rows(X), self.classes_[self._seen]
         if self._several:
-            ((post, given),) = self._cross(rows, True)
-            values = post.sample_latent(*given, size, rng)
+            ((post, kernel),) = self._pairs
+            values = self._latent_draws(post, kernel, rows, size, rng)
             return np.asarray(classes[post.known_loss().sample(values, rng).T.astype(int)])
         scores = []
-        for post, given in self._cross(rows, True):
-            latent = post.sample_latent(*given, size, rng).T
+        for post, kernel in self._pairs:
+            latent = self._latent_draws(post, kernel, rows, size, rng).T
             p = post.known_loss().predict_proba(latent.ravel(), np.zeros(latent.size))
             scores.append(p.reshape(latent.shape))
         if len(scores) == 1:
@@ -1100,7 +1129,7 @@ class GPRegressor(ProcessModel, LatentRegressor[AnyPosterior]):
     True
     """
 
-    loss: Any = "gaussian"
+    loss: LossGiven = "gaussian"
     learn: tuple[str, ...] | None = None
     center: bool = True
 
@@ -1178,7 +1207,9 @@ class GPRegressor(ProcessModel, LatentRegressor[AnyPosterior]):
             least = parameters.bounds + np.log([LESS_NOISE, 1.0])
             parameters = parameters._replace(bounds=least)
         kernel = kernel_of(self.kernel, rows, weights, seen.unit, far)
-        self._fit(rows, kernel, parameters, [given], weights, NOISE * seen.unit, shifts, far)
+        (self.loss_,) = self._fit(
+            rows, kernel, parameters, [given], weights, NOISE * seen.unit, shifts, far
+        )
         return self
 
     # -- prediction --
@@ -1189,7 +1220,7 @@ class GPRegressor(ProcessModel, LatentRegressor[AnyPosterior]):
         return_std: bool = False,
         return_cov: bool = False,
         offset: ArrayLike | None = None,
-    ) -> Any:
+    ) -> Array | tuple[Array, Array]:
         """Predictive mean of y: integrated over the posterior.
 
         Parameters
@@ -1216,20 +1247,24 @@ class GPRegressor(ProcessModel, LatentRegressor[AnyPosterior]):
         if _checks.flag("return_std", return_std):
             raise ValueError("return_std and return_cov are both True; allowed: one of them")
         rows = self._rows(X)
-        ((post, given),) = self._cross(rows, True)
-        _, covariance = post.predict_latent(*given, True)
-        return super().predict(X, False, offset), covariance
+        ((post, kernel),) = self._pairs
+        covariance = self._latent(post, kernel, rows, joint=True)[1]
+        mean = super().predict(X, False, offset)
+        assert isinstance(mean, np.ndarray)
+        return mean, covariance
 
     @property
     def _level(self) -> float:
         return self.mean_
 
-    def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
+    def _draws(
+        self, rows: Array, size: int, rng: np.random.Generator, offset: ArrayLike | None
+    ) -> Array:
         if isinstance(self.posterior_, IntegratedProcess):
             whole = shifted(np.full(len(rows), self.mean_), offset)
             return np.asarray(self.posterior_.sample_y(rows, size, rng, whole))
-        ((post, given),) = self._cross(rows, True)
-        latent: Array = post.sample_latent(*given, size, rng) + self.mean_
+        ((post, kernel),) = self._pairs
+        latent = self._latent_draws(post, kernel, rows, size, rng) + self.mean_
         return np.asarray(self.loss_.sample(shifted(latent, offset), rng))
 
 
@@ -1261,14 +1296,17 @@ class Maximum(NamedTuple):
     rounding: float = 0.0
 
     @classmethod
-    def of(cls, theta: Array, value: float, post: Any, metric: Array | None = None) -> Maximum:
-        has_sites = isinstance(post, GPPosterior | LowRankGPPosterior)
-        error = getattr(post, "truncation_error", None) or 0.0
-        rounding = 0.0
+    def of(
+        cls, theta: Array, value: float, post: Posterior | None, metric: Array | None = None
+    ) -> Maximum:
+        start, error, rounding = None, 0.0, 0.0
+        if isinstance(post, GPPosterior | LowRankGPPosterior):
+            start = start_from(post)
+        if isinstance(post, LowRankGPPosterior):
+            error = post.truncation_error or 0.0
         if isinstance(post, GPPosterior):  # by the condition of I + S K S
             largest = float(np.max(post.diagonal * np.abs(post.sites.precision)))
             rounding = np.finfo(float).eps * len(post.diagonal) * largest
-        start = start_from(post) if has_sites else None
         return cls(theta, value, start, error, metric, rounding)
 
     @property
@@ -1285,58 +1323,61 @@ class Maximum(NamedTuple):
 class Evidence(ProcessTarget):
     """The log evidence of a process, without priors, as the target of a search from a start."""
 
-    def __init__(self, problem: AnyProcess, start: Start, ends: Any = PLAIN) -> None:
+    def __init__(self, problem: AnyProcess, start: Start, ends: Ends = PLAIN) -> None:
         """ends: where the search does, as ROUGH."""
         p = len(problem.bounds)
         free = [Unknown(f"theta[{k}]", None) for k in range(p)]
         at = partial(problem.at, gradient=True)
         places, powers = np.arange(p), np.ones(p)
         super().__init__(at, problem.schedule, free, start.theta, places, powers, problem.bounds)
-        self.problem, self._last = problem, start.sites
+        self.problem, self.sites = problem, start.sites
         self.known = None if start.metric is None else (start.metric, LOOSEST)
         self.finest, self.enough, self.nearly = ends
         #: hyper-parameters that were tried, and those of them without a fit
         self.tried = self.lost = 0
 
-    def patience(self) -> Any:
+    def patience(self) -> Callback | None:
         """Sweeps that do not shrink are given up where t is not log-concave."""
         hurried = isinstance(self.schedule, EP) and self.problem.loss.log_concave is False
         return stalled() if hurried else None
 
-    def fitted(self, u: Array, tol: float, near: Any) -> Any:
+    def fitted(self, u: Array, tol: float, near: FitStart | None) -> Posterior | None:
         """As of every target, without the matrix of n^2 numbers."""
-        post = super().fitted(u, tol, self._last if near is None else near)
+        post: Posterior | None = super().fitted(u, tol, self.sites if near is None else near)
         self.tried += 1
         self.lost += post is None
         return without_factor(post) if isinstance(post, GPPosterior) else post
 
-    def objective(self, theta: Array, eval_gradient: bool = True) -> Any:
-        """Minus the log evidence, for an optimizer of the user. Infinite where there is no fit."""
-        u = np.array(theta, dtype=np.float64)
-        post, value, slopes = self.fitted(u, FINEST, self._last), np.inf, np.zeros(len(u))
-        if post is not None:
-            self._last, value = post, -post.log_evidence
-            slopes = -self.slopes(self.point(u, post))
-        return (value, slopes) if eval_gradient else value
+    def maximum(self, optimizer: str | Optimizer) -> Maximum | None:
+        """The end of the search. None: there is no fit."""
+        with self.problem.at_work():
+            if not isinstance(optimizer, str):
+                return self._maximum_by(optimizer)
+            end = climbed(self, self.starts[0])
+            if end is None or not self._holds(end.point):
+                return None
+            return Maximum.of(*end.point, end.metric)
 
     def _holds(self, end: HyperPoint) -> bool:
         """Whether the fit at an end converges. A rough one may be all that the search had."""
-        tol = getattr(self.schedule, "tol", 0.0)
-        rough = getattr(end.fit.schedule, "tol", 0.0) > tol > 0.0
-        return not rough or self.fitted(end.u, tol, end.fit) is not None
+        tol, rough = self.schedule.tol, end.fit.schedule.tol
+        return not rough > tol > 0.0 or self.fitted(end.u, tol, end.fit) is not None
 
-    def maximum(self, optimizer: Any) -> Maximum | None:
-        """The end of the search. None: there is no fit."""
-        with self.problem.at_work():
-            if not callable(optimizer):
-                end = climbed(self, self.starts[0])
-                if end is None or not self._holds(end.point):
-                    return None
-                return Maximum.of(*end.point, end.metric)
-            theta, value = optimizer(self.objective, self.starts[0], bounds=self.bounds)
-            if self.lost == self.tried:
-                return None
-            return Maximum.of(np.asarray(theta), -float(value), self._last)
+    def _maximum_by(self, optimizer: Optimizer) -> Maximum | None:
+        """The end of the search of a user, of minus the log evidence: infinite without a fit."""
+        fits: list[Posterior] = []
+
+        def objective(theta: ArrayLike, eval_gradient: bool = True) -> float | tuple[float, Array]:
+            u = np.array(theta, dtype=np.float64)
+            post = self.fitted(u, FINEST, fits[-1] if fits else None)
+            value, slopes = np.inf, np.zeros(len(u))
+            if post is not None:
+                fits[:] = [post]
+                value, slopes = -post.log_evidence, -self.slopes(self.point(u, post))
+            return (value, slopes) if eval_gradient else value
+
+        theta, value = optimizer(objective, self.starts[0], bounds=self.bounds)
+        return Maximum.of(np.asarray(theta), -float(value), fits[-1]) if fits else None
 
 
 class Found(NamedTuple):
@@ -1347,7 +1388,9 @@ class Found(NamedTuple):
     lost: int
 
 
-def search_from(problem: AnyProcess, start: Start, optimizer: Any, ends: Any = PLAIN) -> Found:
+def search_from(
+    problem: AnyProcess, start: Start, optimizer: str | Optimizer, ends: Ends = PLAIN
+) -> Found:
     """Search from a start. Where the rank is low, pivots are held fixed: the evidence is smooth.
 
     Another search follows from the end of one whose pivots leave much open there.
@@ -1381,14 +1424,14 @@ def search_from(problem: AnyProcess, start: Start, optimizer: Any, ends: Any = P
     return Found(best, sum(one.tried for one in targets), sum(one.lost for one in targets))
 
 
-def _form(problem: Any, start: Start) -> Any:
+def _form(problem: AnyProcess, start: Start) -> ProcessForm:
     """The process as a search near these hyper-parameters has it.
 
-    Where nearest rows may stand for it, a low rank is that of few pivots: on 8,000 rows of protein
-    another search took 75 s, to find that there is no low rank.
+    Where nearest rows may stand for it, a low rank is that of few pivots: another search of many
+    rows takes minutes, to find that there is no low rank.
     """
     precision = None if start.sites is None else start.sites.sites.precision
-    form = problem.stage(start.theta, precision)
+    form: ProcessForm = problem.stage(start.theta, precision)
     if isinstance(problem, BinaryProcess) and isinstance(form, LowRankProcess):
         assert form.pivots is not None
         other = problem.unfactored()
@@ -1401,7 +1444,7 @@ def search(
     pilots: list[AnyProcess] | None,
     starts: list[list[Array]],
     restarts: list[list[Array]],
-    optimizer: Any,
+    optimizer: str | Optimizer,
     n_jobs: int | None,
 ) -> tuple[list[Maximum], int, int]:
     """The hyper-parameters of all problems. And the points of the searches, and those that failed.
@@ -1426,7 +1469,7 @@ def search(
     """
     points: list[Found] = []
 
-    def ends(forms: list[AnyProcess], begin: list[list[Start]], how: Any) -> list[list[Maximum]]:
+    def ends(forms: list[AnyProcess], begin: list[list[Start]], how: Ends) -> list[list[Maximum]]:
         jobs = [(k, start) for k, mine in enumerate(begin) for start in mine]
         over, inside = shares(n_jobs, len(jobs))
         calls: list[Callable[[], Found]] = [
@@ -1466,6 +1509,37 @@ def search(
         raise FloatingPointError("EP failed at all hyper-parameters that were tried")
     best = [mine[0] for mine in found]
     return best, sum(one.tried for one in points), sum(one.lost for one in points)
+
+
+def _average_target(problem: BinaryProcess, theta: Array, scale: float) -> ProcessTarget:
+    """The target of an average: hyper-parameters with half-Cauchy priors, whose medians are starts.
+
+    scale: median of that of the noise.
+    """
+    begin, parameters = problem.kernel.theta, problem.parameters
+    unknowns: list[Unknown] = []
+    places: list[int] = []
+    powers: list[float] = []
+    for k, (name, short, power) in enumerate(parameters_of(problem.kernel)):
+        median = float(np.clip(np.exp(begin[k] / power), 1e-300, 1e300))
+        known = [one.name for one in unknowns]
+        unknowns.append(Unknown(name if short in known else short, HalfCauchy(median)))
+        places.append(k)
+        powers.append(power)
+    first = len(begin)
+    for name in parameters.names:
+        weak, size = weak_prior(name, scale), np.size(getattr(parameters.loss, name))
+        if weak is not None:
+            root = name == "variance"
+            prior = weak.prior if root else weak
+            unknowns.append(Unknown("noise_sd" if root else name, prior))
+            places.append(first)
+            powers.append(2.0 if root else 1.0)
+        first += size
+    at, where = partial(problem.at, gradient=True), np.array(places)
+    return ProcessTarget(
+        at, problem.schedule, unknowns, np.asarray(theta), where, np.array(powers), problem.bounds
+    )
 
 
 def _apart(ends: list[Maximum], share: float) -> list[Start]:

@@ -325,7 +325,7 @@ class LossParameters(NamedTuple):
         return len(self.bounds)
 
     @property
-    def places(self) -> Iterator[tuple[str, slice]]:
+    def places(self) -> Iterator[tuple[str, slice[int, int, None]]]:
         """The names, and where the free numbers of each are."""
         first = 0
         for name in self.names:
@@ -953,7 +953,7 @@ class Spectrum(NamedTuple):
             intercept = mean, intercept_variance
         y, root, scale = y - mean, np.sqrt(share), np.sqrt(units)
 
-        def centred(part: slice) -> Array:
+        def centred(part: slice[int, int, None]) -> Array:
             some = rows[part]
             dense = some.toarray() if is_sparse(some) else some
             return np.asarray((dense - center) * scale * root[part, None])
@@ -1142,7 +1142,7 @@ def in_directions(problem: BinaryProblems) -> Iterator[tuple[BinaryProblems, flo
     X, ones = first.data.X, first.shape[1] - d
     center, squares = np.zeros(d) if first.center is None else first.center, np.zeros((d, d))
 
-    def standardised(part: slice) -> Array:
+    def standardised(part: slice[int, int, None]) -> Array:
         return np.asarray((X[part, :d] - center) / problem.units.scale)
 
     with one_blas_thread(d):
