@@ -389,8 +389,8 @@ def loss_of_labels(given: LossGiven) -> Loss:
 
 def sample_weights(rows: Rows, sample_weight: ArrayLike) -> Array:
     """Weights of the rows, checked, (n,)."""
-    given = _checks.real_array("sample_weight", sample_weight)
-    if not given.any():  # scikit-learn says so without the name
+    values = _checks.real_array("sample_weight", sample_weight)
+    if not values.any():  # scikit-learn says so without the name
         raise ValueError("sample_weight is zero in every row; allowed: some number > 0")
     try:
         weights = np.array(_check_sample_weight(sample_weight, rows, dtype=np.float64))
@@ -642,16 +642,16 @@ class LatentClassifier(ClassifierMixin, Posteriors[L]):
         index: Indices,
         weights: Array | None,
         scores: Array | None = None,
-        before: Array | float = 0.0,
+        earlier: Array | float = 0.0,
     ) -> None:
         """Set ``coupling_`` by rows that the posteriors did not see.
 
         scores: log odds of these rows by others, (n, k). By default by leaving each row out.
-        before: the sums of earlier rows.
+        earlier: the sums of earlier rows.
         """
         if scores is None and len(self.posteriors_) > 1:
             scores = left_out(self.posteriors_, index)
-        self._tally = before + tally(scores, index, weights)
+        self._tally = earlier + tally(scores, index, weights)
         self.coupling_ = best(self._tally)
 
     def decision_function(self, X: ArrayLike) -> Array:
@@ -780,9 +780,9 @@ class LatentClassifier(ClassifierMixin, Posteriors[L]):
         if weights is not None:
             self._seen = np.flatnonzero(np.bincount(index, weights, n_classes))
             if len(self._seen) < 2:
-                left = self.classes_[self._seen].tolist()
+                kept = self.classes_[self._seen].tolist()
                 raise ValueError(
-                    f"the rows of positive weight are all of 1 class, {left}; allowed: two or more"
+                    f"the rows of positive weight are all of 1 class, {kept}; allowed: two or more"
                 )
             if not self._all_seen:  # rows of weight 0 have any number
                 index = np.minimum(np.searchsorted(self._seen, index), len(self._seen) - 1)
@@ -800,9 +800,9 @@ class LatentClassifier(ClassifierMixin, Posteriors[L]):
 
         counted: whether rows of weight 0 are left out.
         """
-        given = self._input()
-        rows, labels = validate_fit(self, X, y, **given)
-        if "accept_sparse" in given:  # SciPy follows indices without a look
+        checks = self._input()
+        rows, labels = validate_fit(self, X, y, **checks)
+        if "accept_sparse" in checks:  # SciPy follows indices without a look
             rows = _checks.rows("X", rows)
         check_labels(labels)
         check_sizes(rows)
@@ -830,34 +830,34 @@ class LatentClassifier(ClassifierMixin, Posteriors[L]):
         """Class numbers of the labels of one chunk. The first call sets ``classes_``."""
         check_labels(labels)
         if classes is not None:
-            given = np.unique(np.asarray(classes))
-            if first and len(given) < 2:
-                raise ValueError(f"classes is {given.tolist()}; allowed: two classes or more")
-            if not first and not np.array_equal(given, self.classes_):
+            listed = np.unique(np.asarray(classes))
+            if first and len(listed) < 2:
+                raise ValueError(f"classes is {listed.tolist()}; allowed: two classes or more")
+            if not first and not np.array_equal(listed, self.classes_):
                 raise ValueError(
-                    f"classes is {given.tolist()}; allowed after the first call: None, or "
+                    f"classes is {listed.tolist()}; allowed after the first call: None, or "
                     f"{self.classes_.tolist()}"
                 )
         elif first:
             raise ValueError(
                 "classes is None; allowed in the first call of partial_fit: all labels there are"
             )
-        known = given if first else self.classes_
-        new = np.setdiff1d(labels, known)
+        of_all = listed if first else self.classes_
+        new = np.setdiff1d(labels, of_all)
         if new.size:
             raise ValueError(
-                f"y has the labels {new.tolist()}; allowed: those of classes, {known.tolist()}"
+                f"y has the labels {new.tolist()}; allowed: those of classes, {of_all.tolist()}"
             )
         if first:
-            self._seen = np.arange(len(known))
+            self._seen = np.arange(len(of_all))
         elif not self._all_seen:
             raise ValueError(
-                f"the rows of {np.delete(known, self._seen).tolist()} all had weight 0 in fit, "
+                f"the rows of {np.delete(of_all, self._seen).tolist()} all had weight 0 in fit, "
                 "which made no posterior of such a class; allowed before partial_fit: rows of "
                 "positive weight of each class, or a first call with classes="
             )
-        self.classes_ = known
-        return np.searchsorted(known, labels)
+        self.classes_ = of_all
+        return np.searchsorted(of_all, labels)
 
     def _targets(self, index: Indices) -> list[Array]:
         """AnyArray -1 and +1 for each binary problem, from class numbers."""
@@ -1070,8 +1070,8 @@ class Observed(NamedTuple):
     def offset_beside(self, offset: ArrayLike | None, level: float) -> Array | None:
         """The offsets of the rows with a constant, (n,). None: they are 0."""
         n = len(self.responses)
-        given = np.zeros(n) if offset is None else _checks.array("offset", offset, shape=(n,))
-        result = given + level
+        offsets = np.zeros(n) if offset is None else _checks.array("offset", offset, shape=(n,))
+        result = offsets + level
         return result if result.any() else None
 
 
@@ -1085,7 +1085,7 @@ class LatentRegressor(RegressorMixin, Posteriors[L]):
 
     def _rows_and_responses(self, X: RowsGiven, y: ArrayLike) -> tuple[Rows, ArrayLike]:
         """Rows and y of a fit. y (n,), or (n, 2) whose columns the loss knows."""
-        given = self._input()
+        checks = self._input()
         if _is_pair(y) and isinstance(self.loss, str) and own_name(self.loss) == "gaussian":
             raise ValueError(
                 "y has 2 columns; allowed with loss='gaussian': (n,); loss=losses.Gaussian() takes "
@@ -1093,7 +1093,7 @@ class LatentRegressor(RegressorMixin, Posteriors[L]):
                 "sklearn.multioutput.MultiOutputRegressor"
             )
         if _is_pair(y):
-            rows = validate_rows(self, X, **given)
+            rows = validate_rows(self, X, **checks)
             check_consistent_length(rows, y)
             return rows, y
         try:
@@ -1107,7 +1107,7 @@ class LatentRegressor(RegressorMixin, Posteriors[L]):
                 f"y holds text, {str(first[0])!r} first; allowed: numbers; ordered classes are 0, "
                 "1, 2, ...: pandas.Categorical(y, categories=[...], ordered=True).codes"
             )
-        rows, targets = validate_fit(self, X, y, y_numeric=True, **given)
+        rows, targets = validate_fit(self, X, y, y_numeric=True, **checks)
         return rows, to_float64(targets)
 
     @property
@@ -1119,8 +1119,8 @@ class LatentRegressor(RegressorMixin, Posteriors[L]):
         """The likelihoods and latent values whose mixture predicts y; variances: see _points."""
         weights, posteriors, latents = self._points(rows, variances)
         losses = [post.known_loss() for (post,) in posteriors]
-        given = [(shifted(m + self._level, offset), np.maximum(v, 0.0)) for ((m, v),) in latents]
-        return Parts(weights, losses, given)
+        moved = [(shifted(m + self._level, offset), np.maximum(v, 0.0)) for ((m, v),) in latents]
+        return Parts(weights, losses, moved)
 
     def _draws(
         self, rows: Rows, size: int, rng: np.random.Generator, offset: ArrayLike | None

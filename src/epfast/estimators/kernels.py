@@ -425,11 +425,11 @@ class Neighbors:
     def at(self, which: Indices, sites: Sites) -> tuple[Array, Array]:
         """Mean and variance of the process at some of the inputs. O(count^3 / 3) each."""
         index, (mean, variance) = self.index[which], np.empty((2, len(which)))
-        known = sites.precision, sites.shift
+        of_sites = sites.precision, sites.shift
         if self.shape is not None:
             regress(
                 index,
-                *known,
+                *of_sites,
                 mean,
                 variance,
                 X=self.X,
@@ -447,7 +447,7 @@ class Neighbors:
             pairs = zip(which[part], index[part], strict=True)
             points = (np.concatenate([self.inputs[[i]], self.X[rows]]) for i, rows in pairs)
             K = np.array([self.kernel(some) for some in points], dtype=np.float64)
-            regress(index[part], *known, mean[part], variance[part], K=K)
+            regress(index[part], *of_sites, mean[part], variance[part], K=K)
         return mean, variance
 
 
@@ -522,8 +522,10 @@ class Process:
     def parted(self, theta: Array, loss: Loss) -> tuple[Kernel, Loss]:
         """The kernel, and the loss: the one that is given if the process learns nothing of it."""
         where, free = np.split(np.asarray(theta), [self.kernel.n_dims])
-        known = self.parameters
-        return self.kernel.clone_with_theta(where), known.at(free) if known.names else loss
+        parameters = self.parameters
+        if parameters.names:
+            loss = parameters.at(free)
+        return self.kernel.clone_with_theta(where), loss
 
     def with_slopes(self, by_kernel: Array, post: GaussianPosterior) -> Array:
         """The gradient by theta, from that by the kernel's part of it."""
@@ -715,9 +717,9 @@ class LowRankProcess(Process):
         kernel, _ = self.parted(theta, self.loss)
         most = max(1, min(len(self.X) // RANK_SHARE, MOST_RANK))
         try:
-            known = self._typical_precision(theta) if precision is None else precision
+            typical = self._typical_precision(theta) if precision is None else precision
             with self.at_work():
-                factor = certified_factor(by_columns(kernel, self.X), known, most, 0.5 * NATS)
+                factor = certified_factor(by_columns(kernel, self.X), typical, most, 0.5 * NATS)
         except FAILURES:  # no covariance, or no fit: the exact process says so
             return None
         return None if factor is None else replace(self, pivots=factor.pivots)
@@ -989,8 +991,8 @@ def stalled() -> Callback:
     def ends(info: SweepInfo, state: State) -> bool:
         del state
         changes.append(info.change)
-        before = changes[-PATIENCE - 1 : -PATIENCE]
-        return bool(before) and not info.change <= 0.5 * before[0]
+        earlier = changes[-PATIENCE - 1 : -PATIENCE]
+        return bool(earlier) and not info.change <= 0.5 * earlier[0]
 
     return ends
 
@@ -1048,5 +1050,5 @@ def _attempts(
 
 def descent_of(schedule: EP) -> DoubleLoop:
     """A few sweeps, and a descent where they do not converge."""
-    before = EP(min(BEFORE, schedule.sweeps), schedule.tol, power=schedule.power)
-    return DoubleLoop(start=before).filled(power=1.0, damping=1.0)
+    sweeps = EP(min(BEFORE, schedule.sweeps), schedule.tol, power=schedule.power)
+    return DoubleLoop(start=sweeps).filled(power=1.0, damping=1.0)

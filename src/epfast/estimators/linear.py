@@ -142,9 +142,9 @@ class Request:
     #: of the columns. None: nobody asks for them
     moments: ColumnMoments | None
     units: Units
-    #: of regressors, the level of y included, and as the user gave it
+    #: of regressors: with the level of y, and as the user gave it
     offset: ArrayLike | None = None
-    given_offset: ArrayLike | None = None
+    user_offset: ArrayLike | None = None
     #: of regressors: y, and the level that is taken from it
     observed: Observed | None = None
 
@@ -280,7 +280,7 @@ class LinearModel(Coefficients):
         weights: Array | None,
         loss: Loss,
         offset: ArrayLike | None = None,
-        given_offset: ArrayLike | None = None,
+        user_offset: ArrayLike | None = None,
         observed: Observed | None = None,
     ) -> Request:
         """A fit of rows and responses that were checked."""
@@ -298,7 +298,7 @@ class LinearModel(Coefficients):
             moments,
             self._units(rows, moments, standardizes, loss),
             offset,
-            given_offset,
+            user_offset,
             observed,
         )
 
@@ -429,8 +429,8 @@ class LinearModel(Coefficients):
             if binary.units.origin is not None:  # of constant columns alone
                 mean = np.where(variance > 0.0, 0.0, mean)
             notes.note_far(mean, variance, center is not None)
-        given = self.prior_variance
-        if (given is None or np.isscalar(given)) and not asked.standardizes:
+        prior_variance = self.prior_variance
+        if (prior_variance is None or np.isscalar(prior_variance)) and not asked.standardizes:
             notes.note_scales(notes.column_sizes(rows, center)[0])
 
     def _starts(self, asked: Request, binary: BinaryProblems) -> list[Posterior] | None:
@@ -501,27 +501,27 @@ class LinearModel(Coefficients):
 
     def _prior(self, binary: BinaryProblems) -> float | Array | str:
         """The prior variance, or which of SEARCHES finds it."""
-        given, loss = self.prior_variance, binary.problems[0].loss
-        if given is None:
-            given = "evidence" if normalised(loss) else 1.0
-        elif isinstance(given, str):
-            _checks.choice("prior_variance", given, SEARCHES)
+        prior, loss = self.prior_variance, binary.problems[0].loss
+        if prior is None:
+            prior = "evidence" if normalised(loss) else 1.0
+        elif isinstance(prior, str):
+            _checks.choice("prior_variance", prior, SEARCHES)
             if not normalised(loss):
                 warn_user(
-                    f"prior_variance={given!r} maximises the log integral of prior times factors "
+                    f"prior_variance={prior!r} maximises the log integral of prior times factors "
                     f"exp(-beta loss), which for {loss!r} at beta={loss.beta:g} is no log "
                     f"probability of {'the labels' if loss.by_margin else 'y'}; a number, or "
                     "cross-validation, is safer",
                     EvidenceWarning,
                 )
-        if self.prior_groups is not None and not (isinstance(given, str) and given == "evidence"):
+        if self.prior_groups is not None and not (isinstance(prior, str) and prior == "evidence"):
             raise ValueError(
                 "prior_groups is given; allowed with prior_variance="
                 f"{_checks.describe(self.prior_variance)}: None; write prior_variance='evidence'"
             )
-        if isinstance(given, str):
-            return given
-        variances: float | Array = checked_variances(given, binary.d)
+        if isinstance(prior, str):
+            return prior
+        variances: float | Array = checked_variances(prior, binary.d)
         return variances
 
     def _sought_sds(
@@ -572,8 +572,8 @@ class LinearModel(Coefficients):
         if self.prior_scale is None:
             return None
         scale = _checks.number("prior_scale", self.prior_scale, least=1e-9, most=1e9)
-        given = self.prior_variance is not None or self.prior_groups is not None
-        if given or not normalised(problem.loss):
+        is_given = self.prior_variance is not None or self.prior_groups is not None
+        if is_given or not normalised(problem.loss):
             return None
         unit = 1.0
         if not problem.loss.by_margin and problem.data.y is not None:
@@ -584,9 +584,9 @@ class LinearModel(Coefficients):
         self, asked: Request, binary: BinaryProblems, found: HyperParameters, fits: Fits
     ) -> tuple[Averages | None, HyperParameters]:
         """Averages over what was learnt, and its middle. None: what was found stands for them."""
-        given, target, problem = self.integrate, found.target, binary.problems[0]
-        if not isinstance(given, bool):
-            _checks.choice("integrate", given, ("auto",))
+        integrate, target, problem = self.integrate, found.target, binary.problems[0]
+        if not isinstance(integrate, bool):
+            _checks.choice("integrate", integrate, ("auto",))
         possible = (
             target is not None
             and normalised(problem.loss)
@@ -596,7 +596,7 @@ class LinearModel(Coefficients):
             and binary.schedule.tol > 0.0
             and not (target.k and (target.groups is not None or target.unknowns[0].prior is None))
         )
-        if given is True and not possible:
+        if integrate is True and not possible:
             raise ValueError(
                 "integrate is True; allowed with hyper-parameters under their priors (prior_scale "
                 "a number; prior_variance=None, or a number beside what is learnt), a likelihood, "
@@ -605,7 +605,7 @@ class LinearModel(Coefficients):
         n, d = problem.shape
         labels = problem.loss.by_margin or problem.loss.latents != 1
         small = labels or (n < FEWER_ROWS and min(n, d) <= MOST_SIZE)
-        if not possible or given is False or not (given is True or small) or not fits.valid:
+        if not possible or integrate is False or not (integrate is True or small) or not fits.valid:
             return None, found
         assert target is not None
         assert found.end is not None
@@ -613,7 +613,7 @@ class LinearModel(Coefficients):
         unit = 1.0 if labels else problem.loss.typical(problem.data.y, asked.weights)[1]
         scale = float(np.clip(self.prior_scale * unit, 1e-300, 1e300))
         proper = target.under_weak_priors(found.learnt.loss, scale)
-        both = averaged(proper, found.end, found.learnt, fits, given is True)
+        both = averaged(proper, found.end, found.learnt, fits, integrate is True)
         if both is None:
             return None, found
         if proper.n_lost > target.n_lost:
@@ -711,8 +711,8 @@ def alike(starts: list[Posterior], problem: BinaryProblems) -> bool:
     """Whether these posteriors are of such problems: as many, of as many latents."""
     if len(starts) != len(problem.problems):
         return False
-    before, now = starts[0].problem.loss, problem.problems[0].loss
-    return (before.latents, before.correlated) == (now.latents, now.correlated)
+    last, now = starts[0].problem.loss, problem.problems[0].loss
+    return (last.latents, last.correlated) == (now.latents, now.correlated)
 
 
 def at_origin(post: AnyPosterior, origin: Array | None) -> AnyPosterior:
@@ -1049,7 +1049,7 @@ class LinearClassifier(LinearModel, LatentClassifier[AnyPosterior]):
         weights = row_weights(rows, self.classes_[index], sample_weight, self.class_weight)
         asked = self._request_of_chunk(rows, self._targets(index), weights, loss, first)
         scores: Array | None = None
-        before: Array | float = 0.0
+        earlier: Array | float = 0.0
         if first:
             binary = self._problems(asked)
             variance = self._prior(binary)
@@ -1061,14 +1061,14 @@ class LinearClassifier(LinearModel, LatentClassifier[AnyPosterior]):
             posteriors = [at_origin(post, origin) for post in fits.posteriors]
         else:
             binary = self._problems(asked, self.posteriors_[0].problem.prior)
-            variance, before = self.prior_variance_, self._tally
+            variance, earlier = self.prior_variance_, self._tally
             if len(self.posteriors_) > 1:
                 scores = self._odds(rows)
             posteriors, reports = self._gone_on(binary, variance)
         self._set_units(binary.units, asked)
         warn_of_fits(reports)
         self._publish(posteriors, variance)
-        self._couple(index, weights, scores, before)
+        self._couple(index, weights, scores, earlier)
         return self
 
     def _request_of_chunk(
@@ -1135,7 +1135,10 @@ class LinearClassifier(LinearModel, LatentClassifier[AnyPosterior]):
 
 
 def with_chunk(
-    posteriors: Sequence[Posterior], problem: BinaryProblems, variance: float | Array, before: Units
+    posteriors: Sequence[Posterior],
+    problem: BinaryProblems,
+    variance: float | Array,
+    last_units: Units,
 ) -> Fits:
     """Posteriors that have gone on with new rows, the data of the binary problems.
 
@@ -1150,7 +1153,7 @@ def with_chunk(
             post = recentered_posterior(post)
         old, now = (
             post.problem.with_precision(problem._replace(units=units).precision(variance)).prior
-            for units in (before, problem.units)
+            for units in (last_units, problem.units)
         )
         post = under(post, old, now)
         reports: list[Report] = []
@@ -1172,16 +1175,16 @@ def with_chunk(
         return Fits.of(problem.each(longer_one))
 
 
-def under(post: Posterior, before: State, prior: State) -> Posterior:
+def under(post: Posterior, old: State, prior: State) -> Posterior:
     """The posterior of the same sites under another prior than before."""
     state = post.state
     problem = post.problem._replace(prior=prior, base=prior)
     if isinstance(post, WidePosterior):
         return replace(post, problem=problem)
     state = state._replace(
-        precision=state.precision - before.precision + prior.precision,
-        shift=state.shift - before.shift + prior.shift,
-        log_scale=state.log_scale - before.log_scale + prior.log_scale,
+        precision=state.precision - old.precision + prior.precision,
+        shift=state.shift - old.shift + prior.shift,
+        log_scale=state.log_scale - old.log_scale + prior.log_scale,
     )
     return replace(post, state=state, problem=problem)
 
@@ -1190,7 +1193,7 @@ def averages_with_chunk(
     posteriors: Sequence[IntegratedPosterior],
     problem: BinaryProblems,
     variance: float | Array,
-    before: Units,
+    last_units: Units,
 ) -> Averages:
     """As :func:`with_chunk`, of averages: their points go on, and are weighted anew."""
     points, first = Averages([*posteriors], []).by_point, posteriors[0]
@@ -1198,7 +1201,7 @@ def averages_with_chunk(
     if "prior_variance" in first.hyper_names:
         variances = first.points[:, first.hyper_names.index("prior_variance")].tolist()
     pairs = zip(points, variances, strict=True)
-    now = [with_chunk(fits.posteriors, problem, at, before) for fits, at in pairs]
+    now = [with_chunk(fits.posteriors, problem, at, last_units) for fits, at in pairs]
     gains = [b.log_evidence - a.log_evidence for a, b in zip(points, now, strict=True)]
     columns = zip(*(fits.posteriors for fits in now), strict=True)
     both = zip(posteriors, columns, strict=True)
@@ -1387,18 +1390,18 @@ class LinearRegressor(LinearModel, LatentRegressor[AnyPosterior]):
             If the loss is :class:`epfast.losses.Quantile`, whose sds and intervals do not hold. If
             weights are no counts.
         """
-        rows, given = self._rows_and_responses(X, y)
-        rows, loss = _checks.rows("X", rows), loss_of_numbers(self.loss, given)
-        check_sizes(rows, given, loss)
+        rows, outcomes = self._rows_and_responses(X, y)
+        rows, loss = _checks.rows("X", rows), loss_of_numbers(self.loss, outcomes)
+        check_sizes(rows, outcomes, loss)
         note_working(loss)
         weights = None if sample_weight is None else sample_weights(rows, sample_weight)
         if weights is not None and (weights == 1.0).all():
             weights = None
-        seen = Observed.of(loss, given, rows.shape[0], weights, offset)
+        seen = Observed.of(loss, outcomes, rows.shape[0], weights, offset)
         seen = seen._replace(level=self._level_of(seen))
         shifts = seen.offset_beside(offset, seen.level)
         loss = loss.with_offset(shifts is not None)
-        self._fit(self._request(rows, [given], weights, loss, shifts, offset, seen))
+        self._fit(self._request(rows, [outcomes], weights, loss, shifts, offset, seen))
         return self
 
     # ---- steps of a fit ----
@@ -1438,7 +1441,7 @@ class LinearRegressor(LinearModel, LatentRegressor[AnyPosterior]):
                 "warm_start": False,
             }
         )
-        offset, share = asked.given_offset, asked.weights
+        offset, share = asked.user_offset, asked.weights
         if offset is not None:
             offset = _checks.array("offset", offset, shape=(n,))[some]
         if share is not None:

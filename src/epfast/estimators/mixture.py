@@ -119,11 +119,11 @@ class GaussianMixtureEP(DensityMixin, Posteriors[MixturePosterior]):
         """
         del y
         rows = validate_rows(self, X, **self._input())
-        given = {name: getattr(self, name) for name in MODEL}
+        model = {name: getattr(self, name) for name in MODEL}
         post, engine = fitted(
             rows,
             self.n_components,
-            given,
+            model,
             self.schedule,
             fit_seed(self.random_state),
             n_init=self.n_init,

@@ -163,8 +163,8 @@ class NetworkRegressor(_Network, LatentRegressor[NetworkPosterior]):
         NetworkRegressor
             Itself.
         """
-        rows, given = self._rows_and_responses(X, y)
-        return self._publish(self._first(rows, [_rest(given, offset)], self.schedule))
+        rows, outcomes = self._rows_and_responses(X, y)
+        return self._publish(self._first(rows, [_rest(outcomes, offset)], self.schedule))
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None
@@ -188,8 +188,8 @@ class NetworkRegressor(_Network, LatentRegressor[NetworkPosterior]):
         """
         if hasattr(self, "posterior_"):
             checks = self._input()
-            rows, given = validate_data(self, X, y, y_numeric=True, reset=False, **checks)
-            return self._publish(self._continued(rows, [_rest(given, offset)]))
+            rows, outcomes = validate_data(self, X, y, y_numeric=True, reset=False, **checks)
+            return self._publish(self._continued(rows, [_rest(outcomes, offset)]))
         rows, responses = self._rows_and_responses(X, y)
         return self._publish(self._continued(rows, [_rest(responses, offset)]))
 

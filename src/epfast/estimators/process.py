@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -147,6 +147,25 @@ PLAIN, ROUGH, FINE = (FINEST, GAIN, NEARLY), (1e-2, 1e-4, 1.0), (1e-10, 1e-17, 1
 APART, LEVEL, LOWER = 0.5, 0.05, 1.0
 
 
+@dataclass(frozen=True, eq=False)
+class ProcessRequest:
+    """What is asked of a fit: inputs and responses, and what depends on them, checked."""
+
+    X: Array
+    #: with the hyper-parameters at which a search begins
+    kernel: Kernel
+    #: what the evidence sets of the loss, which is in it
+    parameters: LossParameters
+    #: the responses of each process
+    targets: Sequence[ArrayLike]
+    weights: Array | None
+    #: median of the half-Cauchy prior of the scale of noise, for an average
+    noise: float
+    offset: Array | None = None
+    #: whether noise is Gaussian, so that searches start far apart
+    far: bool = False
+
+
 class Optimizer(Protocol):
     """A search of the user's: it minimises, and returns the best theta and its value."""
 
@@ -209,11 +228,11 @@ class ProcessModel(Posteriors[AnyPosterior]):
         others = {"rank": self.rank, "method": None if method == "auto" else method}
         if method == "exact" or self.rank is not None:
             others["n_neighbors"] = self.n_neighbors
-        given = [f"{name}={value!r}" for name, value in others.items() if value is not None]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} are given; allowed: one of them")
+        asked = [f"{name}={value!r}" for name, value in others.items() if value is not None]
+        if len(asked) > 1:
+            raise ValueError(f"{' and '.join(asked)} are given; allowed: one of them")
         if self._jitter != 0.0 and (method == "nearest" or self.rank is not None):
-            raise ValueError(f"jitter is {self.jitter!r}; allowed with {given[0]}: 0")
+            raise ValueError(f"jitter is {self.jitter!r}; allowed with {asked[0]}: 0")
         schedule = self._schedule
         if self.rank is not None and self.optimizer is not None and not isinstance(schedule, EP):
             raise ValueError(
@@ -240,38 +259,26 @@ class ProcessModel(Posteriors[AnyPosterior]):
             return NO_PARAMETERS._replace(loss=loss)
         return LossParameters.of(loss, learn, responses, weights, False)
 
-    def _fit(
-        self,
-        rows: Array,
-        kernel: Kernel,
-        parameters: LossParameters,
-        targets: Sequence[ArrayLike],
-        weights: Array | None,
-        noise: float,
-        offset: Array | None = None,
-        far: bool = False,
-    ) -> list[Loss]:
-        """Find the hyper-parameters, and set the attributes of a fit. Arguments were checked.
+    def _fit(self, asked: ProcessRequest) -> list[Loss]:
+        """Find the hyper-parameters, and set the attributes of a fit.
 
         Returns the losses with their parameters, or the one of all processes.
-
-        noise: median of the half-Cauchy prior of its scale, for an average. far: whether noise is
-        Gaussian.
         """
-        self.X_train_ = rows.copy()
-        problems = self._processes(kernel, targets, weights, offset, parameters)
-        size, count = kernel.n_dims, len(targets)
-        before = self.__dict__.get("_thetas") if self.warm_start else None
-        if before is not None and [len(one) for one in before] != [len(problems[0].bounds)] * count:
-            before = None
-        thetas = before or [np.append(kernel.theta, parameters.start)] * count
+        kernel, parameters = asked.kernel, asked.parameters
+        self.X_train_ = asked.X.copy()
+        problems = self._processes(asked)
+        size, count = kernel.n_dims, len(problems)
+        n_free = len(problems[0].bounds)
+        last_thetas = self.__dict__.get("_thetas") if self.warm_start else None
+        if last_thetas is not None and [len(one) for one in last_thetas] != [n_free] * count:
+            last_thetas = None
+        thetas = last_thetas or [np.append(kernel.theta, parameters.start)] * count
         starts: Sequence[FitStart | None] = [None] * count
         self.n_failed_points_ = 0
-        if self.optimizer is not None and len(problems[0].bounds) > 0:
-            begin = before or [kernel.theta] * count
-            maxima = self._search(problems, self.optimizer, begin, before is not None, far)
+        if self.optimizer is not None and n_free > 0:
+            maxima = self._search(asked, problems, self.optimizer, last_thetas)
             thetas, starts = [one.theta for one in maxima], [one.start for one in maxima]
-        elif before is not None:
+        elif last_thetas is not None:
             last = [uncounted(at_mode(post)) for post in self.posteriors_]
             starts = last if all(len(post.y) == len(self.X_train_) for post in last) else starts
         self._thetas, self._problems = thetas, problems
@@ -281,7 +288,7 @@ class ProcessModel(Posteriors[AnyPosterior]):
         self.posteriors_ = posts = self._posteriors(problems, thetas, starts)
         self.log_marginal_likelihood_value_ = self._mean_evidence()
         if count == 1:
-            average = self._average(problems[0], thetas[0], posts[0], noise)
+            average = self._average(problems[0], thetas[0], posts[0], asked.noise)
             self.posteriors_ = posts if average is None else [average]
         for loss, post in zip(learnt, posts, strict=True):
             warn_ends(parameters, loss, post)
@@ -331,16 +338,16 @@ class ProcessModel(Posteriors[AnyPosterior]):
                 return self.log_marginal_likelihood_value_
             parts = [theta[:size] for theta in self._thetas]
         else:
-            given = _checks.array("theta", theta, shape=(None,))
-            if given.size not in (size, size * count):
+            numbers = _checks.array("theta", theta, shape=(None,))
+            if numbers.size not in (size, size * count):
                 raise ValueError(
-                    f"theta has {given.size} numbers; allowed: {size}"
+                    f"theta has {numbers.size} numbers; allowed: {size}"
                     + (f" or {size * count}" if count > 1 else "")
                 )
-            shared = given.size == size
-            parts = [given] * count if shared else np.split(given, count)
-        known = [theta[size:] for theta in self._thetas]
-        whole = [np.append(*pair) for pair in zip(parts, known, strict=True)]
+            shared = numbers.size == size
+            parts = [numbers] * count if shared else np.split(numbers, count)
+        of_loss = [theta[size:] for theta in self._thetas]
+        whole = [np.append(*pair) for pair in zip(parts, of_loss, strict=True)]
         jobs, inside = shares(self.n_jobs, count)
         evidences = in_threads(
             [
@@ -355,16 +362,10 @@ class ProcessModel(Posteriors[AnyPosterior]):
         gradients = [slope[:size] for _, slope in evidences]
         return value, np.mean(gradients, axis=0) if shared else np.concatenate(gradients) / count
 
-    def _processes(
-        self,
-        kernel: Kernel,
-        targets: Sequence[ArrayLike],
-        weights: Array | None,
-        offset: Array | None = None,
-        parameters: LossParameters = NO_PARAMETERS,
-    ) -> list[AnyProcess]:
+    def _processes(self, asked: ProcessRequest) -> list[AnyProcess]:
         """A problem for each class against the rest, or one."""
-        loss, X, schedule = parameters.loss, self.X_train_, self._schedule
+        kernel, targets, weights, offset = asked.kernel, asked.targets, asked.weights, asked.offset
+        loss, X, schedule = asked.parameters.loss, self.X_train_, self._schedule
         if isinstance(loss, losses.LatentLoss):
             if self.method == "nearest":
                 raise ValueError(
@@ -373,12 +374,12 @@ class ProcessModel(Posteriors[AnyPosterior]):
                 )
             self._check_memory(kernel)
             return [self._joint_process(kernel, np.asarray(targets[0]), loss)]
-        loss, asked = loss.with_offset(offset is not None), {"weights": weights}
-        parameters = parameters._replace(loss=loss)
+        loss, beside = loss.with_offset(offset is not None), {"weights": weights}
+        parameters = asked.parameters._replace(loss=loss)
         responses = [responses_of(loss, y, len(X), weights, offset) for y in targets]
 
         def of_low_rank(data: Data) -> LowRankProcess:
-            factored = choose(loss, self.scheme, "full", None, schedule, given=asked)
+            factored = choose(loss, self.scheme, "full", None, schedule, given=beside)
             return LowRankProcess(X, kernel, factored, data, self.rank, parameters=parameters)
 
         if self.rank is not None:
@@ -386,7 +387,7 @@ class ProcessModel(Posteriors[AnyPosterior]):
         tried, neighbors = self._tries_low_rank(loss), self._neighbors(loss)
         if not tried and neighbors is None:  # else where none is found
             self._check_memory(kernel)
-        chosen = choose_process(loss, self.scheme, schedule, given=asked)
+        chosen = choose_process(loss, self.scheme, schedule, given=beside)
         distances = Distances(X)
         return [
             BinaryProcess(
@@ -478,25 +479,26 @@ class ProcessModel(Posteriors[AnyPosterior]):
                 f"rank is {self.rank}; allowed with {loss!r}: None; a loss of two labels, each "
                 "class against the rest, takes one"
             )
-        known = loss.filled(loss.latents_in(target), False)
-        if known.correlated:
-            raise ValueError(f"loss is {known!r}; allowed for processes: correlated=False")
-        choose_process(known, self.scheme, self._schedule)
+        joint = loss.filled(loss.latents_in(target), False)
+        if joint.correlated:
+            raise ValueError(f"loss is {joint!r}; allowed for processes: correlated=False")
+        choose_process(joint, self.scheme, self._schedule)
         X, schedule = self.X_train_, self._schedule
-        return LatentProcess(X, kernel, target, known, self.scheme, schedule, self._jitter)
+        return LatentProcess(X, kernel, target, joint, self.scheme, schedule, self._jitter)
 
     def _search(
         self,
+        asked: ProcessRequest,
         problems: list[AnyProcess],
         optimizer: str | Optimizer,
-        thetas: list[Array],
-        warm: bool,
-        far: bool,
+        last_thetas: list[Array] | None,
     ) -> list[Maximum]:
-        """The hyper-parameters that maximise the evidence."""
+        """The hyper-parameters that maximise the evidence. last_thetas: of a warm start."""
         # None is a seed as well: a fit depends on its arguments only
         rng = random_state_of(0 if self.random_state is None else self.random_state)
-        kernel, n = problems[0].kernel, len(self.X_train_)
+        kernel, n, far = asked.kernel, len(self.X_train_), asked.far
+        warm = last_thetas is not None
+        thetas = last_thetas or [kernel.theta] * len(problems)
         if isinstance(problems[0], BinaryProcess) and problems[0].process.scheme.relaxes:
             raise ValueError(
                 f"scheme is {_checks.describe(self.scheme)}; allowed with an optimizer and free "
@@ -566,12 +568,12 @@ class ProcessModel(Posteriors[AnyPosterior]):
                 [partial(fit_at, *one, repair) for one in zip(shared, thetas, starts, strict=True)],
                 jobs,
             )
-        held = all(holds for _, holds in fits)
+        all_hold = all(holds for _, holds in fits)
         for one in caught:
             # those of a fit that was repaired are void
             if not issubclass(one.category, inference.ConvergenceWarning):
                 warn_user(one.message)
-            elif not held:
+            elif not all_hold:
                 warn_user(str(one.message), ConvergenceWarning)
         for post, holds in fits:
             if isinstance(post, GPPosterior | NearestGPPosterior) and not holds:
@@ -599,30 +601,30 @@ class ProcessModel(Posteriors[AnyPosterior]):
 
         scale: median of the half-Cauchy prior of the noise.
         """
-        given = self.integrate
-        if not isinstance(given, bool):
-            _checks.choice("integrate", given, ("auto",))
+        integrate = self.integrate
+        if not isinstance(integrate, bool):
+            _checks.choice("integrate", integrate, ("auto",))
         schedule = problem.schedule
         possible = isinstance(problem, BinaryProcess) and type(post) is GPPosterior
         possible = possible and self.optimizer is not None and len(problem.bounds) > 0
         possible = possible and isinstance(schedule, EP) and schedule.tol > 0.0
         possible = possible and normalised(problem.loss)
-        if given is True and not possible:
+        if integrate is True and not possible:
             raise ValueError(
                 "integrate is True; allowed for an exact process of one latent value per row with "
                 "free hyper-parameters, an optimizer, a likelihood, and epfast.EP with a tolerance"
             )
         # beyond the edge of what converges points of an average fail, too
         few_lost = self.n_failed_points_ <= MOST_LOST
-        small = given is True or (few_lost and len(self.X_train_) <= AVERAGED_UP_TO)
-        if not possible or given is False or not small or not trusted(post):
+        small = integrate is True or (few_lost and len(self.X_train_) <= AVERAGED_UP_TO)
+        if not possible or integrate is False or not small or not trusted(post):
             return None
         assert isinstance(problem, BinaryProcess)
         target = _average_target(problem, theta, scale)
         count = len(target.unknowns)
         if count > MOST:
             said = f"there are {count} hyper-parameters, of which up to {MOST} are averaged"
-            if given is True:
+            if integrate is True:
                 raise ValueError(f"integrate is True, and {said}; allowed: 'auto' or False")
             warn_user(
                 f"{said}: the most probable ones alone are taken, and intervals may be too narrow; "
@@ -637,7 +639,7 @@ class ProcessModel(Posteriors[AnyPosterior]):
             return problem.kernel.clone_with_theta(target.theta_of(np.log(point))[:size])
 
         with problem.at_work():
-            if given != "auto":
+            if integrate != "auto":
                 posterior = averaged(target, "auto", 0)
                 return IntegratedProcess.with_kernels(posterior, kernel_at, self.X_train_)
             with warnings.catch_warnings():
@@ -921,14 +923,9 @@ class GPClassifier(ProcessModel, LatentClassifier[AnyPosterior]):
         rows, numbers, targets, weights, loss = self._training(X, y, sample_weight, counted=True)
         self._check()
         self.n_classes_ = len(self.classes_)
-        losses = self._fit(
-            rows,
-            kernel_of(self.kernel, rows, weights),
-            self._learnable(loss, targets[0][:, None], weights),
-            targets,
-            weights,
-            noise=1.0,
-        )
+        kernel = kernel_of(self.kernel, rows, weights)
+        parameters = self._learnable(loss, targets[0][:, None], weights)
+        losses = self._fit(ProcessRequest(rows, kernel, parameters, targets, weights, noise=1.0))
         self.loss_ = losses[0] if len(losses) == 1 else losses
         self._couple(numbers, weights)
         return self
@@ -1182,10 +1179,10 @@ class GPRegressor(ProcessModel, LatentRegressor[AnyPosterior]):
             ``method="auto"`` comes to nearest rows. If the loss is
             :class:`epfast.losses.Quantile`, whose sds and intervals do not hold.
         """
-        rows, given = self._rows_and_responses(X, y)
-        given = np.asarray(given)
-        loss = loss_of_numbers(self.loss, given)
-        check_sizes(rows, given, loss)
+        rows, outcomes = self._rows_and_responses(X, y)
+        outcomes = np.asarray(outcomes)
+        loss = loss_of_numbers(self.loss, outcomes)
+        check_sizes(rows, outcomes, loss)
         note_working(loss)
         shift = None
         if offset is not None:
@@ -1193,10 +1190,10 @@ class GPRegressor(ProcessModel, LatentRegressor[AnyPosterior]):
         weights = None if sample_weight is None else sample_weights(rows, sample_weight)
         if weights is not None:
             counts = weights > 0.0
-            rows, given, weights = rows[counts], given[counts], weights[counts]
+            rows, outcomes, weights = rows[counts], outcomes[counts], weights[counts]
             shift = None if shift is None else shift[counts]
         self._check()
-        seen = Observed.of(loss, given, len(rows), weights, shift)
+        seen = Observed.of(loss, outcomes, len(rows), weights, shift)
         self.mean_ = seen.location if _checks.flag("center", self.center) else 0.0
         shifts = seen.offset_beside(shift, self.mean_)
         parameters = self._learnable(seen.loss, seen.responses, weights)
@@ -1207,8 +1204,9 @@ class GPRegressor(ProcessModel, LatentRegressor[AnyPosterior]):
             least = parameters.bounds + np.log([LESS_NOISE, 1.0])
             parameters = parameters._replace(bounds=least)
         kernel = kernel_of(self.kernel, rows, weights, seen.unit, far)
+        noise = NOISE * seen.unit
         (self.loss_,) = self._fit(
-            rows, kernel, parameters, [given], weights, NOISE * seen.unit, shifts, far
+            ProcessRequest(rows, kernel, parameters, [outcomes], weights, noise, shifts, far)
         )
         return self
 
@@ -1487,13 +1485,15 @@ def search(
                 found[k].append(one.end)
         return [sorted(mine, key=lambda one: -one.surely) for mine in found]
 
-    given = [[Start(theta) for theta in mine] for mine in starts]
-    begin = given
+    plain_starts = [[Start(theta) for theta in mine] for mine in starts]
+    begin = plain_starts
     if pilots is not None:
-        first = ends(pilots, given, ROUGH)
+        first = ends(pilots, plain_starts, ROUGH)
         # more rows tell much more of the noise, and little more of the kernel
         share = (len(problems[0].X) / len(pilots[0].X)) ** 0.5
-        begin = [_apart(mine, share) or plain for mine, plain in zip(first, given, strict=True)]
+        begin = [
+            _apart(mine, share) or plain for mine, plain in zip(first, plain_starts, strict=True)
+        ]
         points.clear()
     few = len(problems[0].X) <= PILOT and len(problems[0].bounds) <= FEW
     how = FINE if few else PLAIN
@@ -1502,7 +1502,7 @@ def search(
     # what holds for some rows may not hold for all, and a descent may hold where sweeps do not
     for others in (problems, [one.descending() for one in problems]):
         if not all(found):
-            again = [[] if mine else plain for mine, plain in zip(found, given, strict=True)]
+            again = [[] if mine else plain for mine, plain in zip(found, plain_starts, strict=True)]
             pairs = zip(found, ends(others, again, how), strict=True)
             found = [old or new for old, new in pairs]
     if not all(found):
@@ -1522,8 +1522,8 @@ def _average_target(problem: BinaryProcess, theta: Array, scale: float) -> Proce
     powers: list[float] = []
     for k, (name, short, power) in enumerate(parameters_of(problem.kernel)):
         median = float(np.clip(np.exp(begin[k] / power), 1e-300, 1e300))
-        known = [one.name for one in unknowns]
-        unknowns.append(Unknown(name if short in known else short, HalfCauchy(median)))
+        names = [one.name for one in unknowns]
+        unknowns.append(Unknown(name if short in names else short, HalfCauchy(median)))
         places.append(k)
         powers.append(power)
     first = len(begin)

@@ -379,8 +379,8 @@ class LossParameters(NamedTuple):
         cuts: Array = np.asarray(self._cuts(free))
         count, classes = len(cuts), np.arange(len(cuts) + 1)
         # a gap moves the cuts after it, and all of them by what their middle moves
-        after = np.tri(count) - self._middle(count) @ np.tri(count)
-        by_gap = after * np.append(0.0, np.diff(cuts))
+        by_cut = np.tri(count) - self._middle(count) @ np.tri(count)
+        by_gap = by_cut * np.append(0.0, np.diff(cuts))
         is_seen = ~np.isin(classes, self.unseen)
         blocks = np.cumsum(is_seen)[:-1]
         widths = np.append(np.insert(np.diff(cuts), 0, 1.0), 1.0)  # noise of one cut has unit 1
@@ -415,11 +415,11 @@ class LossParameters(NamedTuple):
             if np.ndim(value) == 0:
                 parts.append(slope * value)
             else:  # a gap moves the cuts after it, and all of them by what their middle moves
-                after = np.cumsum(slope[::-1])[::-1]
+                by_cut = np.cumsum(slope[::-1])[::-1]
                 middle = self._middle(len(value))
                 above = np.cumsum(middle[::-1])[::-1]
-                by_gap = (after - above * after[0])[1:] * np.diff(value)
-                parts.append(np.append(after[0], by_gap))
+                by_gap = (by_cut - above * by_cut[0])[1:] * np.diff(value)
+                parts.append(np.append(by_cut[0], by_gap))
         free = np.concatenate(parts) if parts else np.empty(0)
         return np.where(self.bounds[:, 0] < self.bounds[:, 1], free, 0.0)
 
@@ -550,9 +550,9 @@ def _names(loss: Loss, learn: Iterable[str] | None) -> tuple[str, ...]:
     names = tuple(learn)
     for name in names:
         if not isinstance(name, str) or name not in loss.learnable:
-            known = ", ".join(map(repr, loss.learnable)) or "(), it has no parameters"
-            given = _checks.describe(name)
-            raise ValueError(f"learn holds {given}; allowed with {loss!r}: {known}")
+            allowed = ", ".join(map(repr, loss.learnable)) or "(), it has no parameters"
+            said = _checks.describe(name)
+            raise ValueError(f"learn holds {said}; allowed with {loss!r}: {allowed}")
     return tuple(dict.fromkeys(names))
 
 
@@ -735,10 +735,10 @@ class EvidenceTarget(Target):
 
     def unknowns_of(self, learnt: Learnt) -> Array:
         """The unknowns of a prior variance and a loss, (m,)."""
-        given = np.broadcast_to(learnt.variance, (self.problem.d,))
+        variances = np.broadcast_to(learnt.variance, (self.problem.d,))
         first = [0] if self.groups is None else np.unique(self.groups, return_index=True)[1]
         numbers = self.parameters._replace(loss=learnt.loss).start / self.powers
-        return np.append(0.5 * np.log(given[first[: self.k]]), numbers)
+        return np.append(0.5 * np.log(variances[first[: self.k]]), numbers)
 
     def learnt(self, u: Array) -> Learnt:
         """The prior variance, or that of each column, and the loss."""
@@ -856,10 +856,12 @@ class EvidenceTarget(Target):
 
     def _gains(self, point: HyperPoint) -> tuple[Array, Array]:
         """Slopes and second derivatives by numbers of the loss, the cavities of the fits held."""
-        free, given = self.powers * point.u[self.k :], self.parameters
+        free, parameters = self.powers * point.u[self.k :], self.parameters
         try:
-            chart = given.chart(free)
-            slopes, bent = gains(point.fit.fits.posteriors, given.at, free, given.bounds, chart)
+            chart = parameters.chart(free)
+            slopes, bent = gains(
+                point.fit.fits.posteriors, parameters.at, free, parameters.bounds, chart
+            )
         except FloatingPointError:  # no cavity, no gain
             slopes = np.full(len(free), math.nan)
             bent = np.diag(slopes)
@@ -1179,13 +1181,13 @@ def in_directions(problem: BinaryProblems) -> Iterator[tuple[BinaryProblems, flo
         yield problem._replace(problems=problems, d=r, units=Units(np.ones(r))), share
 
 
-def beyond(before: Sites, now: Sites, share: float) -> Sites:
+def beyond(previous: Sites, last: Sites, share: float) -> Sites:
     """Sites that go on by this share of their last move, and keep their signs."""
     with np.errstate(all="ignore"):
-        rise = share * np.log(now.precision / before.precision)
+        rise = share * np.log(last.precision / previous.precision)
     rise = np.clip(np.where(np.isfinite(rise), rise, 0.0), -1.0, 1.0)
-    shift = now.shift + share * (now.shift - before.shift)
-    return Sites(now.precision * np.exp(rise), shift, now.log_scale)
+    shift = last.shift + share * (last.shift - previous.shift)
+    return Sites(last.precision * np.exp(rise), shift, last.log_scale)
 
 
 def valid_fits(

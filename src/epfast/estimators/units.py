@@ -37,9 +37,9 @@ class ColumnMoments(NamedTuple):
     @classmethod
     def of(cls, rows: Rows, weights: Array | None = None) -> ColumnMoments:
         """Those of rows, dense or CSR, in passes for the ends, the means, and the squares."""
-        given = np.ones(rows.shape[0]) if weights is None else weights
-        if not given.all():
-            rows, given = rows[given > 0.0], given[given > 0.0]
+        shares = np.ones(rows.shape[0]) if weights is None else weights
+        if not shares.all():
+            rows, shares = rows[shares > 0.0], shares[shares > 0.0]
         n, d = rows.shape
         if n == 0:
             none, end = np.zeros(d), np.full(d, np.inf)
@@ -50,17 +50,17 @@ class ColumnMoments(NamedTuple):
                 stored = stored.copy()
                 stored.sum_duplicates()
             rows = stored
-        mass = float(given.sum())
+        mass = float(shares.sum())
         ends = low, high = [np.asarray(end, dtype=np.float64) for end in ends_of(rows)]
         if sparse.issparse(rows):
-            middle, about = mean_of_rows(rows, given), _about_stored
+            middle, about = mean_of_rows(rows, shares), _about_stored
         else:
-            middle, about = _mean_of_dense(rows, given / mass), _about_dense
+            middle, about = _mean_of_dense(rows, shares / mass), _about_dense
         with np.errstate(all="ignore"):
             # a power of two, so that division is exact
             reach = np.frexp(np.maximum(high - middle, middle - low))[1]
             unit = np.ldexp(1.0, np.clip(reach, -1000, 1000))
-            first, second, between = about(rows, given / mass, middle, unit, ends)
+            first, second, between = about(rows, shares / mass, middle, unit, ends)
             # the rounding of the mean leaves both
             mean = np.clip(middle + unit * first, low, high)
             spread = unit * np.sqrt(np.maximum(second - first**2, 0.0))
