@@ -325,13 +325,14 @@ class LossParameters(NamedTuple):
         return len(self.bounds)
 
     @property
-    def places(self) -> Iterator[tuple[str, slice[int, int, None]]]:
+    def places(self) -> list[tuple[str, slice[int, int, None]]]:
         """The names, and where the free numbers of each are."""
-        first = 0
+        first, places = 0, []
         for name in self.names:
             last = first + np.size(getattr(self.loss, name))
-            yield name, slice(first, last)
+            places.append((name, slice(first, last)))
             first = last
+        return places
 
     @property
     def start(self) -> Array:
@@ -1040,9 +1041,11 @@ class SpectrumTarget(EvidenceTarget):
 
     def evaluation(self, u: Array, fits: Fits) -> Evaluation:
         """With the log density at u, its slopes and second derivatives."""
-        plain, learnt = super().evaluation(u, fits), self.learnt(u)
-        assert isinstance(learnt.loss, Gaussian)
-        value, slopes, bent = self.spectrum.evidence(learnt.variance, learnt.loss.variance)
+        plain = super().evaluation(u, fits)
+        noise = float(np.exp(self.powers * u[self.k :])[0])
+        variance = np.exp(2.0 * u[0]) if self.k else self.fixed
+        assert variance is not None
+        value, slopes, bent = self.spectrum.evidence(variance, noise)
         of_prior, slopes_of_prior, bent_of_prior = plain.prior
         sought = slice(1 - self.k, None)
         curve = (
