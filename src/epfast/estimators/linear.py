@@ -76,7 +76,7 @@ from epfast.gaussian import (
     fit_problem,
     notes,
 )
-from epfast.gaussian.choices import COVARIANCES, choose, filled
+from epfast.gaussian.choices import COVARIANCES, Choices, choose, filled
 from epfast.gaussian.fit_linear import FULL_UP_TO
 from epfast.gaussian.latent_posterior import LatentPosterior
 from epfast.gaussian.linear_posterior import recentered_posterior, uncentered_posterior
@@ -287,28 +287,29 @@ class LinearModel(Coefficients):
         standardizes = self._standardizes
         sought = self.prior_variance is None or isinstance(self.prior_variance, str)
         moments = ColumnMoments.of(rows, weights) if standardizes or sought else None
+        covariance = self._covariance(rows, loss)
         return Request(
             rows,
             targets,
             weights,
             loss,
-            self._schedule(rows, loss),
-            self._covariance(rows, loss),
+            self._schedule(rows, loss, covariance),
+            covariance,
             standardizes,
             moments,
-            self._units(rows, moments, standardizes, loss),
+            self._units(rows, moments, standardizes, covariance),
             offset,
             user_offset,
             observed,
         )
 
-    def _schedule(self, rows: Rows, loss: Loss) -> Schedule:
+    def _schedule(self, rows: Rows, loss: Loss, covariance: str) -> Schedule:
         """The schedule that is asked for, or the default."""
         schedule = self.schedule
         if schedule is None:
             if loss.latents != 1:
                 return LATENT_SCHEDULE
-            if self._covariance(rows, loss) == "full":
+            if covariance == "full":
                 return FULL_SCHEDULE
             if self.batch_size is not None:
                 return EP()
@@ -331,14 +332,14 @@ class LinearModel(Coefficients):
         return self.prior_variance is None or isinstance(self.prior_variance, str)
 
     def _units(
-        self, rows: Rows, moments: ColumnMoments | None, standardizes: bool, loss: Loss
+        self, rows: Rows, moments: ColumnMoments | None, standardizes: bool, covariance: str
     ) -> Units:
         """What columns are measured in, and from where, by their moments if these are known."""
         beside, scale = _checks.flag("fit_intercept", self.fit_intercept), np.ones(rows.shape[1])
         if moments is None:
             return Units(scale)
         scale = moments.scales(beside) if standardizes else scale
-        moves = beside and self._covariance(rows, loss) == "full" and not is_sparse(rows)
+        moves = beside and covariance == "full" and not is_sparse(rows)
         return Units(scale, moments.origin(scale) if moves else None)
 
     # ---- its problems ----
@@ -348,71 +349,75 @@ class LinearModel(Coefficients):
 
         prior: of them all, if it has the form of these fits. Else one stands in.
         """
-        rows, targets, weights = asked.rows, asked.targets, asked.weights
-        jobs = shares(self.n_jobs, len(targets))
-        intercept = _checks.flag("fit_intercept", self.fit_intercept)
+        jobs = shares(self.n_jobs, len(asked.targets))
+        with _own_words(getattr(self, "class_weight", None)):
+            chosen = self._choices(asked)
+            problems, units = self._problems_of(asked, chosen, prior)
+        variance = self._intercept(problems[0])
+        d = asked.rows.shape[1]
+        return BinaryProblems(problems, d, variance if self.fit_intercept else None, units, jobs)
+
+    def _choices(self, asked: Request) -> Choices:
+        """Loss, scheme, schedule and form of the fit, which are legal together."""
         beside: dict[str, Rows] = {}
-        if weights is not None:
-            beside["weights"] = weights
-        if is_sparse(rows):
-            beside["sparse X"] = rows
+        if asked.weights is not None:
+            beside["weights"] = asked.weights
+        if is_sparse(asked.rows):
+            beside["sparse X"] = asked.rows
         scheme = self.scheme
         if self.random_state is not None and scheme is not None:
             scheme = schemes.resolve(scheme)
             if isinstance(scheme, schemes.ImportanceSampling):
                 scheme = replace(scheme, seed=seed_of_draws(self.random_state))
-        with _own_words(getattr(self, "class_weight", None)):
-            chosen = choose(
-                asked.loss,
-                scheme,
-                asked.covariance,
-                self.batch_size,
-                asked.schedule,
-                self.beta,
-                beside,
-            )
-            loss = chosen.loss
-            if isinstance(loss, losses.LatentLoss):
-                loss = filled(loss, targets[0], rows.shape[1] + intercept, chosen.schedule)
-                chosen = chosen._replace(loss=loss)
-            X, units, full = (
-                with_ones(rows) if intercept else rows,
-                asked.units,
-                asked.covariance == "full",
-            )
-            data = [
-                responses_of(loss, target, X.shape[0], weights, asked.offset)._replace(X=X)
-                for target in targets
-            ]
-            takes_kernel = loss.latents == 1 and wide_rows(chosen, X, intercept) is not None
-            if takes_kernel:  # a kernel is of rows about their means by itself
-                units = units._replace(origin=None)
-            if units.origin is not None:
-                X[:, :-1] -= units.origin
-            center = center_of(X, data[0].weights) if intercept and full else None
-            wide = wide_rows(chosen, X, intercept, center) if takes_kernel else None
-            if (
-                wide is not None
-            ):  # the kernel of one prior variance is a multiple of that of another
-                wide = wide.remembering(units.variances)
-                data = [part._replace(X=wide.X) for part in data]
-            dense = full and wide is None
-            if prior is None or (prior.precision.ndim == 2) != dense:
-                # until there is a prior variance: no memory where d is large
-                ones, zeros = (np.broadcast_to(x, X.shape[1:]) for x in (1.0, 0.0))
-                prior = prior_of(ones, zeros, True) if dense else State(ones, zeros, None, 0.0, 0)
-            names = getattr(self, "feature_names_in_", None)
-            problems = [
-                chosen.problem(part, prior)._replace(
-                    intercept=intercept,
-                    center=center,
-                    wide=wide,
-                    names=None if names is None else tuple(names),
-                )
-                for part in data
-            ]
-        variance = self._intercept(problems[0])
-        return BinaryProblems(problems, rows.shape[1], variance if intercept else None, units, jobs)
+        chosen = choose(
+            asked.loss,
+            scheme,
+            asked.covariance,
+            self.batch_size,
+            asked.schedule,
+            self.beta,
+            beside,
+        )
+        if isinstance(chosen.loss, losses.LatentLoss):
+            d = asked.rows.shape[1] + bool(self.fit_intercept)
+            loss = filled(chosen.loss, asked.targets[0], d, chosen.schedule)
+            chosen = chosen._replace(loss=loss)
+        return chosen
+
+    def _problems_of(
+        self, asked: Request, chosen: Choices, prior: State | None
+    ) -> tuple[list[Problem], Units]:
+        """The problems of the rows, a target each, and the units in which their columns are."""
+        loss, weights, units = chosen.loss, asked.weights, asked.units
+        intercept = _checks.flag("fit_intercept", self.fit_intercept)
+        X = with_ones(asked.rows) if intercept else asked.rows
+        data = [
+            responses_of(loss, target, X.shape[0], weights, asked.offset)._replace(X=X)
+            for target in asked.targets
+        ]
+        takes_kernel = loss.latents == 1 and wide_rows(chosen, X, intercept) is not None
+        if takes_kernel:  # a kernel is of rows about their means by itself
+            units = units._replace(origin=None)
+        if units.origin is not None:
+            X[:, :-1] -= units.origin
+        full = asked.covariance == "full"
+        center = center_of(X, data[0].weights) if intercept and full else None
+        wide = wide_rows(chosen, X, intercept, center) if takes_kernel else None
+        if wide is not None:  # the kernel of a prior variance is a multiple of that of another
+            wide = wide.remembering(units.variances)
+            data = [part._replace(X=wide.X) for part in data]
+        dense = full and wide is None
+        if prior is None or (prior.precision.ndim == 2) != dense:
+            # until there is a prior variance: no memory where d is large
+            ones, zeros = (np.broadcast_to(x, X.shape[1:]) for x in (1.0, 0.0))
+            prior = prior_of(ones, zeros, True) if dense else State(ones, zeros, None, 0.0, 0)
+        names = getattr(self, "feature_names_in_", None)
+        names = None if names is None else tuple(names)
+        problems = [
+            chosen.problem(part, prior, intercept=intercept, center=center, wide=wide, names=names)
+            for part in data
+        ]
+        return problems, units
 
     def _intercept(self, problem: Problem) -> float:
         """Prior variance of the intercept."""
@@ -1075,9 +1080,9 @@ class LinearClassifier(LinearModel, LatentClassifier[AnyPosterior]):
         self, rows: Rows, targets: list[Array], weights: Array | None, loss: Loss, first: bool
     ) -> Request:
         """What is asked of a fit of one chunk, which goes on from the posteriors there are."""
-        schedule, kind = self._schedule(rows, loss), self._covariance(rows, loss)
-        if not first:
-            kind = at_mode(self.posteriors_[0]).kind
+        covariance = self._covariance(rows, loss)
+        schedule = self._schedule(rows, loss, covariance)
+        kind = covariance if first else at_mode(self.posteriors_[0]).kind
         if kind == "factorized" and not isinstance(schedule, ADF):
             if self.schedule is not None:
                 raise ValueError(
@@ -1090,10 +1095,9 @@ class LinearClassifier(LinearModel, LatentClassifier[AnyPosterior]):
         if moments is not None and not first:
             assert self._moments is not None
             moments = self._moments.merged(moments)
-        units = self._units(rows, moments, standardizes, loss)
+        units = self._units(rows, moments, standardizes, covariance)
         if not first:
             units = units._replace(origin=self._origin)
-        covariance = self._covariance(rows, loss)
         return Request(
             rows, targets, weights, loss, schedule, covariance, standardizes, moments, units
         )
