@@ -1204,37 +1204,33 @@ def valid_fits(
 
     From a start, from none, then, where they are repaired, longer or damped ones.
     """
-    count, fits = 0, None
-    for begin in (start, None) if start is not None else (None,):
-        fits, count = _fits_or_none(problem, variance, schedule, begin), count + 1
+    tries, count = [(schedule, start)], 0
+    if start is not None:
+        tries.append((schedule, None))
+    while tries:
+        other, begin = tries.pop(0)
+        fits, count = None, count + 1
+        with suppress(*FAILURES):
+            fits = problem.fit(variance, other, begin)
         if fits is not None and fits.valid:
             return fits, count
-    if not repairs or schedule.stores == "none":
-        return None, count
-    more: list[tuple[Schedule, Sequence[Start] | None]] = []
-    if fits is not None and all(post.history[-1].n_refused == 0 for post in fits.posteriors):
-        more.append((schedule, fits.posteriors))
-    for share, times in REPAIRS:
-        damping = share * (schedule.damping or 1.0)
-        longer = schedule.with_numbers(damping=damping, sweeps=times * schedule.sweeps)
-        more.append((longer, None))
-    for other, begin in more:
-        fits, count = _fits_or_none(problem, variance, other, begin), count + 1
-        if fits is not None and fits.valid:
-            return fits, count
+        if repairs and not tries and schedule.stores != "none":
+            tries, repairs = _repaired(schedule, fits), False
     return None, count
 
 
-def _fits_or_none(
-    problem: BinaryProblems,
-    variance: float | Array,
-    schedule: Schedule,
-    start: Sequence[Start] | None,
-) -> Fits | None:
-    try:
-        return problem.fit(variance, schedule, start)
-    except FAILURES:
-        return None
+def _repaired(
+    schedule: Schedule, fits: Fits | None
+) -> list[tuple[Schedule, Sequence[Start] | None]]:
+    """Schedules and starts of longer or damped fits. fits: the last ones, which are not valid."""
+    tries: list[tuple[Schedule, Sequence[Start] | None]] = []
+    if fits is not None and all(post.history[-1].n_refused == 0 for post in fits.posteriors):
+        tries.append((schedule, fits.posteriors))
+    for share, times in REPAIRS:
+        damping = share * (schedule.damping or 1.0)
+        longer = schedule.with_numbers(damping=damping, sweeps=times * schedule.sweeps)
+        tries.append((longer, None))
+    return tries
 
 
 def schedule_of(schedule: Schedule) -> Schedule:
