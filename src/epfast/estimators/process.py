@@ -1396,7 +1396,7 @@ def search_from(
     targets: list[Evidence] = []
     best: Maximum | None = None
     form = _form(problem, start)
-    for left in reversed(range(ROUNDS)):
+    for rounds_left in reversed(range(ROUNDS)):
         if isinstance(form, NearestProcess):
             start = Start(start.theta)
         targets.append(Evidence(form.searched(), start, ends))
@@ -1414,7 +1414,7 @@ def search_from(
         elif not isinstance(form, LowRankProcess) or (end is not None and end.error <= OPEN):
             best = end
             break
-        if isinstance(problem, BinaryProcess) and (end is None or left == 1):
+        if isinstance(problem, BinaryProcess) and (end is None or rounds_left == 1):
             form = problem.unfactored()
         elif end is not None:
             start = end.again()
