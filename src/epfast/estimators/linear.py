@@ -1,6 +1,6 @@
 """LinearClassifier and LinearRegressor: fit_linear for scikit-learn.
 
-A fit goes down this file: parameters and rows become a :class:`Request`, which is checked, the
+A fit goes down this file: parameters and rows become a :class:`LinearRequest`, which is checked, the
 request becomes problems in the units of the columns, the search finds their hyper-parameters, the
 fits there are averaged over them where that matters, and their posteriors become attributes.
 """
@@ -126,7 +126,7 @@ AnyPosterior = Posterior | IntegratedPosterior
 
 
 @dataclass(frozen=True)
-class Request:
+class LinearRequest:
     """What is asked of a fit: rows and responses, and parameters that depend on them, checked."""
 
     rows: Rows
@@ -242,7 +242,7 @@ class LinearModel(Coefficients):
     #: inverse temperature of the factors, which classifiers have as a parameter
     beta = 1.0
 
-    def _fit(self, asked: Request) -> None:
+    def _fit(self, asked: LinearRequest) -> None:
         """Fit, and set the attributes."""
         binary = self._problems(asked)
         self._note_columns(asked, binary)
@@ -282,13 +282,13 @@ class LinearModel(Coefficients):
         offset: ArrayLike | None = None,
         user_offset: ArrayLike | None = None,
         observed: Observed | None = None,
-    ) -> Request:
+    ) -> LinearRequest:
         """A fit of rows and responses that were checked."""
         standardizes = self._standardizes
         sought = self.prior_variance is None or isinstance(self.prior_variance, str)
         moments = ColumnMoments.of(rows, weights) if standardizes or sought else None
         covariance = self._covariance(rows, loss)
-        return Request(
+        return LinearRequest(
             rows,
             targets,
             weights,
@@ -344,7 +344,7 @@ class LinearModel(Coefficients):
 
     # ---- its problems ----
 
-    def _problems(self, asked: Request, prior: State | None = None) -> BinaryProblems:
+    def _problems(self, asked: LinearRequest, prior: State | None = None) -> BinaryProblems:
         """The part of the fit that stays fixed while the prior variance is sought.
 
         prior: of them all, if it has the form of these fits. Else one stands in.
@@ -357,7 +357,7 @@ class LinearModel(Coefficients):
         d = asked.rows.shape[1]
         return BinaryProblems(problems, d, variance if self.fit_intercept else None, units, jobs)
 
-    def _choices(self, asked: Request) -> Choices:
+    def _choices(self, asked: LinearRequest) -> Choices:
         """Loss, scheme, schedule and form of the fit, which are legal together."""
         beside: dict[str, Rows] = {}
         if asked.weights is not None:
@@ -385,7 +385,7 @@ class LinearModel(Coefficients):
         return chosen
 
     def _problems_of(
-        self, asked: Request, chosen: Choices, prior: State | None
+        self, asked: LinearRequest, chosen: Choices, prior: State | None
     ) -> tuple[list[Problem], Units]:
         """The problems of the rows, a target each, and the units in which their columns are."""
         loss, weights, units = chosen.loss, asked.weights, asked.units
@@ -426,7 +426,7 @@ class LinearModel(Coefficients):
             "intercept_variance", self.intercept_variance, least=1e-150, most=1e150
         )
 
-    def _note_columns(self, asked: Request, binary: BinaryProblems) -> None:
+    def _note_columns(self, asked: LinearRequest, binary: BinaryProblems) -> None:
         """Note columns whose scale or place is hardly what one prior variance is for."""
         center, rows = binary.problems[0].center, asked.rows
         if self.fit_intercept:
@@ -438,7 +438,7 @@ class LinearModel(Coefficients):
         if (prior_variance is None or np.isscalar(prior_variance)) and not asked.standardizes:
             notes.note_scales(notes.column_sizes(rows, center)[0])
 
-    def _starts(self, asked: Request, binary: BinaryProblems) -> list[Posterior] | None:
+    def _starts(self, asked: LinearRequest, binary: BinaryProblems) -> list[Posterior] | None:
         """The posteriors of the last fit, where this one starts from them."""
         if not _checks.flag("warm_start", self.warm_start) or binary.schedule.stores == "none":
             return None
@@ -450,7 +450,7 @@ class LinearModel(Coefficients):
     # ---- its hyper-parameters ----
 
     def _found(
-        self, asked: Request, binary: BinaryProblems, start: Sequence[Posterior] | None
+        self, asked: LinearRequest, binary: BinaryProblems, start: Sequence[Posterior] | None
     ) -> HyperParameters:
         """Prior variance and loss, given or found."""
         problem = binary.problems[0]
@@ -530,7 +530,7 @@ class LinearModel(Coefficients):
         return variances
 
     def _sought_sds(
-        self, asked: Request, binary: BinaryProblems, how: str, parameters: LossParameters
+        self, asked: LinearRequest, binary: BinaryProblems, how: str, parameters: LossParameters
     ) -> tuple[Sought, float | Array]:
         """What is sought where prior variances are, and the variances where a search begins."""
         problem, moments = binary.problems[0], asked.moments
@@ -586,7 +586,7 @@ class LinearModel(Coefficients):
         return HalfCauchy(float(np.clip(scale * unit / math.sqrt(total), 1e-300, 1e300)))
 
     def _average(
-        self, asked: Request, binary: BinaryProblems, found: HyperParameters, fits: Fits
+        self, asked: LinearRequest, binary: BinaryProblems, found: HyperParameters, fits: Fits
     ) -> tuple[Averages | None, HyperParameters]:
         """Averages over what was learnt, and its middle. None: what was found stands for them."""
         integrate, target, problem = self.integrate, found.target, binary.problems[0]
@@ -635,7 +635,7 @@ class LinearModel(Coefficients):
         of_all = Averages(averages, []) if averages else Fits(fits, [])
         self._set_fits(posteriors, of_all.log_evidence)
 
-    def _set_units(self, units: Units, asked: Request) -> None:
+    def _set_units(self, units: Units, asked: LinearRequest) -> None:
         """Set what tells the units of columns, for later rows too."""
         self.standardize_, self.column_scale_ = asked.standardizes, units.scale
         self._origin, self._moments = units.origin, asked.moments
@@ -1078,7 +1078,7 @@ class LinearClassifier(LinearModel, LatentClassifier[AnyPosterior]):
 
     def _request_of_chunk(
         self, rows: Rows, targets: list[Array], weights: Array | None, loss: Loss, first: bool
-    ) -> Request:
+    ) -> LinearRequest:
         """What is asked of a fit of one chunk, which goes on from the posteriors there are."""
         covariance = self._covariance(rows, loss)
         schedule = self._schedule(rows, loss, covariance)
@@ -1098,7 +1098,7 @@ class LinearClassifier(LinearModel, LatentClassifier[AnyPosterior]):
         units = self._units(rows, moments, standardizes, covariance)
         if not first:
             units = units._replace(origin=self._origin)
-        return Request(
+        return LinearRequest(
             rows, targets, weights, loss, schedule, covariance, standardizes, moments, units
         )
 
@@ -1421,7 +1421,7 @@ class LinearRegressor(LinearModel, LatentRegressor[AnyPosterior]):
         return seen.location if free and varies else 0.0
 
     def _found(
-        self, asked: Request, binary: BinaryProblems, start: Sequence[Posterior] | None
+        self, asked: LinearRequest, binary: BinaryProblems, start: Sequence[Posterior] | None
     ) -> HyperParameters:
         """Prior variance and loss. Those of few rows where all rows have no slopes by the loss."""
         slopes = asked.covariance == "full" and self.batch_size is None
@@ -1429,7 +1429,7 @@ class LinearRegressor(LinearModel, LatentRegressor[AnyPosterior]):
             return super()._found(asked, binary, start)
         return self._found_by_few(asked, binary)
 
-    def _found_by_few(self, asked: Request, binary: BinaryProblems) -> HyperParameters:
+    def _found_by_few(self, asked: LinearRequest, binary: BinaryProblems) -> HyperParameters:
         """Prior variance and loss of some of the rows, by a fit with a full covariance."""
         n, y = asked.rows.shape[0], np.asarray(asked.targets[0])
         some = np.sort(np.random.default_rng(0).permutation(n)[:FEW])
