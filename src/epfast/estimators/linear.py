@@ -1,8 +1,8 @@
 """LinearClassifier and LinearRegressor: fit_linear for scikit-learn.
 
-A fit goes down this file: parameters and rows become a :class:`LinearRequest`, which is checked, the
-request becomes problems in the units of the columns, the search finds their hyper-parameters, the
-fits there are averaged over them where that matters, and their posteriors become attributes.
+A fit goes down this file: parameters and rows become a :class:`LinearRequest`, which is checked,
+the request becomes problems in the units of the columns, the search finds their hyper-parameters,
+the fits there are averaged over them where that matters, and their posteriors become attributes.
 """
 
 from __future__ import annotations
