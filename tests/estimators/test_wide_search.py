@@ -7,7 +7,7 @@ import pytest
 from scipy import sparse
 
 from epfast import EP, FullPosterior, LinearClassifier, WidePosterior
-from epfast.estimators.evidence import at_mode
+from epfast.estimators.linear import at_mode
 from epfast.gaussian import wide
 
 pytestmark = pytest.mark.filterwarnings(

@@ -31,9 +31,17 @@ from epfast.dask.labels import (
 from epfast.dask.needs import da, delayed, distributed
 from epfast.dask.prediction import Posterior
 from epfast.dask.worker import Lazy, good
-from epfast.estimators.base import LatentClassifier, all_or_nothing, check_ends, estimator, stacked
-from epfast.estimators.coupling import best, tally
-from epfast.estimators.linear_model import Coefficients
+from epfast.estimators.base import (
+    LatentClassifier,
+    Rows as Block,
+    all_or_nothing,
+    best,
+    check_ends,
+    estimator,
+    stacked,
+    tally,
+)
+from epfast.estimators.linear import AnyPosterior, Coefficients
 from epfast.estimators.units import ColumnMoments, Units
 from epfast.gaussian.linear_posterior import uncentered_posterior
 from epfast.gaussian.prior import checked_variances
@@ -79,8 +87,9 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
     def __sklearn_clone__(self) -> Self:
         """A copy without what was fitted. A client is a connection, which copies share."""
         given = self.get_params(deep=False)
-        client = given.pop("client")
-        return type(self)(**{k: clone(v, safe=False) for k, v in given.items()}, client=client)
+        del given["client"]
+        other = type(self)(loss=self.loss, client=self.client)
+        return other.set_params(**{k: clone(v, safe=False) for k, v in given.items()})
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the client, which is of this process."""
@@ -183,10 +192,10 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
         both = self._answers(X, self._moments)
         return both[..., 0], both[..., 1]
 
-    def _moments(self, rows: Matrix) -> Array:
+    def _moments(self, rows: Block) -> Array:
         return np.stack(stacked(self._latents(rows)), axis=-1)
 
-    def _latents(self, rows: Matrix) -> list[tuple[Array, Array]]:
+    def _latents(self, rows: Block) -> list[tuple[Array, Array]]:
         return [post.predict_latent(rows) for post in self.posteriors_]
 
     def _publish(self, posteriors: list[Posterior], units: _Units) -> None:
@@ -214,7 +223,7 @@ def _less(block: Array, center: Array) -> Array:
 
 
 @estimator
-class LinearClassifier(_Linear, LatentClassifier):
+class LinearClassifier(_Linear, LatentClassifier[AnyPosterior]):
     """A linear model of two classes or more, whose rows are on a cluster.
 
     With more than two classes one posterior per class, that class against the rest, combined as in
@@ -368,7 +377,7 @@ class LinearClassifier(_Linear, LatentClassifier):
         return np.array([weights.sum(), right.sum()])
 
     def _tally_of(self, block: Matrix, labels: Labels, weights: Array) -> Array:
-        """Of a chunk: sum of the weights, and see :func:`epfast.estimators.coupling.tally`."""
+        """Of a chunk: sum of the weights, and see :func:`epfast.estimators.base.tally`."""
         scores = self._odds(block) if len(labels) else None
         sums = tally(scores, np.searchsorted(self.classes_, labels), weights)
         return np.append(weights.sum(), sums)
@@ -484,12 +493,12 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
             return float(rest.sum() == 0.0)
         return 1.0 - float(rest.sum()) / whole
 
-    def _residuals(self, block: Matrix, y: Labels, weights: Array) -> Array:
+    def _residuals(self, block: Block, y: Labels, weights: Array) -> Array:
         """Of a chunk: weight, mean of y, and sums of squares about it and about the prediction."""
         size = weights.sum()
         if not size:
             return np.zeros(4)
         numbers = y.astype(np.float64)
         mean = weights @ numbers / size
-        about, rest = numbers - mean, numbers - self.posterior_.predict(block)
+        about, rest = numbers - mean, numbers - np.asarray(self.posterior_.predict(block))
         return np.array([size, mean, weights @ about**2, weights @ rest**2])

@@ -73,6 +73,12 @@ class Schedule:
                 object.__setattr__(result, name, value)
         return result
 
+    def with_numbers(self, **numbers: float) -> Self:
+        """A copy with other sweeps, damping or tolerance, which are not checked."""
+        result = object.__new__(type(self))
+        result.__dict__.update(self.__dict__ | numbers)
+        return result
+
     def resolved(self, order: str) -> Self:
         """A copy with this order in place of "auto", where that depends on tasks alone."""
         if not self.in_tasks or self.order != "auto":
