@@ -63,5 +63,5 @@ def test_few_columns_and_few_that_do_not_vary_are_searched_as_they_are(monkeypat
     assert not list(in_directions(problem._replace(problems=[few], d=39)))
     apart = np.linalg.qr(np.random.default_rng(0).normal(size=(N, D)))[0] * problem.units.scale
     data = first.data._replace(X=np.column_stack([apart, np.ones(N)]))
-    other = first._replace(data=data, center=np.zeros(D))
+    other = first._replace(data=data, prior=replace(first.prior, center=np.zeros(D)))
     assert not list(in_directions(problem._replace(problems=[other])))
