@@ -1083,10 +1083,15 @@ class LatentRegressor(RegressorMixin, Posteriors[L]):
     def _rows_and_responses(self, X: RowsGiven, y: ArrayLike) -> tuple[Rows, ArrayLike]:
         """Rows and y of a fit. y (n,), or (n, 2) whose columns the loss knows."""
         checks = self._input()
-        if _is_pair(y) and isinstance(self.loss, str) and own_name(self.loss) == "gaussian":
+        loss = self.get_params(deep=False).get("loss")  # networks take none
+        is_plain = loss is None or (isinstance(loss, str) and own_name(loss) == "gaussian")
+        if is_plain and _is_pair(y):
+            allowed = "allowed: (n,)"
+            if loss is not None:
+                allowed = "allowed with loss='gaussian': (n,); loss=losses.Gaussian() takes "
+                allowed += "(value, variance)"
             raise ValueError(
-                "y has 2 columns; allowed with loss='gaussian': (n,); loss=losses.Gaussian() takes "
-                "(value, variance); several outputs take a model each, as by "
+                f"y has 2 columns; {allowed}; several outputs take a model each, as by "
                 "sklearn.multioutput.MultiOutputRegressor"
             )
         if _is_pair(y):
