@@ -153,10 +153,10 @@ class LinearPosterior(GaussianPosterior):
     @cached_property
     def _moments(self) -> Working:
         """Moments as sweeps compute them, the same to the last bit. O(d^3), once."""
-        swept, state = self.swept, self.state
-        if swept is not None and all(a is b for a, b in zip(swept[:5], state[:5], strict=True)):
-            return swept
-        return with_moments(State(self.precision, self.shift, None, state.log_scale, 0))
+        swept, (precision, shift, _, log_scale, *_) = self.swept, self.state
+        if swept is not None and swept.precision is precision and swept.shift is shift:
+            return swept._replace(log_scale=log_scale)
+        return with_moments(State(precision, shift, None, log_scale, 0))
 
     # -- the rows of the fit --
 
