@@ -132,7 +132,7 @@ def check_rows(facts: list[Facts], loss: Loss) -> None:
 class Passes(EPEngine):
     """ADF: each thread of the cluster passes over shards of its own, one after the other.
 
-    Passes are combined as shards are (:func:`epfast.combine`): the product of what they end with,
+    The result is the product of what they end with,
     over all but one of what they began with. A worker that dies takes with it a shard's worth.
     """
 

@@ -109,8 +109,8 @@ def fit_linear(
         what a worker has free for each of its threads. Without ``persist`` an eighth.
     streams : int, optional
         Of ADF: how many passes are made beside each other, each over neighbouring chunks in their
-        order, which are read once and not kept. They are combined as by :func:`epfast.combine`.
-        One stream gives what :func:`epfast.fit_linear` gives. By default one for each thread.
+        order, which are read once and not kept. The result is the product of what they end
+        with, with the prior once. One stream gives what :func:`epfast.fit_linear` gives. By default one for each thread.
     callback, progress
         As in :func:`epfast.fit_linear`.
 
