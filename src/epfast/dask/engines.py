@@ -132,8 +132,8 @@ def check_rows(facts: list[Facts], loss: Loss) -> None:
 class Passes(EPEngine):
     """ADF: each thread of the cluster passes over shards of its own, one after the other.
 
-    The result is the product of what they end with,
-    over all but one of what they began with. A worker that dies takes with it a shard's worth.
+    The result is the product of what they end with, over all but one of what they began with. A
+    worker that dies takes with it a shard's worth.
     """
 
     tasks: Tasks[Passed]

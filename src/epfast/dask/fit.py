@@ -110,7 +110,8 @@ def fit_linear(
     streams : int, optional
         Of ADF: how many passes are made beside each other, each over neighbouring chunks in their
         order, which are read once and not kept. The result is the product of what they end
-        with, with the prior once. One stream gives what :func:`epfast.fit_linear` gives. By default one for each thread.
+        with, with the prior once. One stream gives what :func:`epfast.fit_linear` gives. By
+        default one for each thread.
     callback, progress
         As in :func:`epfast.fit_linear`.
 
