@@ -284,11 +284,9 @@ class LaplaceEngine(EPEngine):
 # ---- sites shared by groups of rows: SEP, AEP, DSEP, DAEP, with a (d, d) site per group ----
 
 
-#: batches give way to whole groups at the first change below this, or where they do not contract:
-#: 36 fits of SEP, AEP, DSEP and DAEP take 908, 889 and 895 sweeps with .01, .1 and 1
+#: batches give way to whole groups at the first change below this, or where they do not contract
 NEAR = 0.1
-#: damping of the sweeps over whole groups that follow: the 36 fits take 1,424, 889 and 631 sweeps
-#: with .25, .5 and .9. Halved down to the least where sweeps diverge, which none of them does
+#: damping of the sweeps over whole groups that follow, halved down to the least where they diverge
 DAMPING, LEAST_DAMPING = 0.5, 0.05
 
 

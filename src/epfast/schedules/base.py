@@ -313,8 +313,7 @@ class DoubleLoop(Schedule):
 # ---- sites that many rows share: SEP, AEP, DSEP, DAEP, and DEP with a site per shard ----
 
 
-#: groups and shards by default: six fits of DSEP take 144, 143 and 137 sweeps with 2, 8 and 32, of
-#: DEP 24, 31 and 33 in .05, .13 and .3 s
+#: groups and shards by default
 GROUPS = 8
 
 
