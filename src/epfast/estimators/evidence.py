@@ -282,7 +282,7 @@ def at_origin(post: Any, origin: Array | None) -> Any:
     data = post.problem.data
     if data.X is not None:
         data = data._replace(X=data.X + np.append(origin, 0.0))
-    whole = partial(uncentered_posterior, center=origin, data=data)
+    whole: Callable[[Any], Any] = partial(uncentered_posterior, center=origin, data=data)
     if isinstance(post, IntegratedPosterior):
         return replace(post, posteriors=tuple(whole(one) for one in post.posteriors))
     return whole(post)

@@ -628,7 +628,7 @@ class ProcessModel(Posteriors):
                 yield post, (rows,)
             elif isinstance(post, NearestGPPosterior):
                 if joint:
-                    post.predict_latent(None, joint=True)
+                    post.predict_latent(rows, joint=True)
                 count = AT_NEW * post.n_neighbors
                 yield post, (Neighbors(kernel, self.X_train_, rows, count), None)
             else:

@@ -380,7 +380,7 @@ class IntegratedPosterior(Posterior):
 
     # -- moments and quantiles --
 
-    def _mixed(self, values: Sequence[Array]) -> Array:
+    def _mixed(self, values: Sequence[Array | float]) -> Array:
         """The average of arrays of the points."""
         return np.asarray(np.tensordot(self.weights, np.stack(values), 1))
 

@@ -192,7 +192,7 @@ def fit_gp(
             schedule = with_descent(schedule, loss, order)
     shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
     if isinstance(loss, LatentLoss):
-        if low_rank or weights is not None or isinstance(K, KernelColumns):
+        if rank is not None or weights is not None or isinstance(K, KernelColumns | LowRankFactor):
             name = "weights" if weights is not None else "K" if rank is None else "rank"
             raise ValueError(
                 f"{name} is given; allowed with {loss!r}, which has several latents "

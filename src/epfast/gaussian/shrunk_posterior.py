@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import linalg, special
 
 from epfast import _checks, families
-from epfast._arrays import Array
+from epfast._arrays import Array, Given, Matrix, Which, is_sparse
 from epfast._core.row_sweeps import SiteFits
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.forms.weights import ByRows, DualState, ShrunkState, WeightEngine
 from epfast.gaussian.linear_posterior import FullPosterior
+from epfast.gaussian.online import Warn
 from epfast.gaussian.prior import PerWeightPrior, WeightPrior
 from epfast.gaussian.problem import Problem, sum_of_sites
+from epfast.gaussian.rows import Data
 from epfast.gaussian.state import MOST_BYTES, in_memory
 from epfast.inference import Fit, Sites, interrupted, run_from, start_may_be_dropped, warn_of
 from epfast.inference.certificates import Check
 from epfast.inference.hyper import HyperPoint, Target, Unknown, rounding_of
 from epfast.inference.importance import Proposal, smoothed
 from epfast.inference.learning import derivatives_by_loss
+from epfast.inference.records import check_proper
 from epfast.inference.runtime import cached_property
 from epfast.losses import Loss, Prior, SpikeAndSlab
-from epfast.schedules import EP
+from epfast.schedules import EP, Schedule
 
 #: damping of the sites of rows in automatic order, beside that of the weights: of 360 fits with
 #: fewer rows than weights, most of them, 34 do not converge, 62, 54 and 76 with .25, .75 and
@@ -36,7 +38,7 @@ from epfast.schedules import EP
 TOGETHER = 0.5
 
 
-def with_prior_sites(problem: Problem, prior: Any, intercept: float | None) -> Problem:
+def with_prior_sites(problem: Problem, prior: Prior, intercept: float | None) -> Problem:
     """The problem with a prior per weight. Raises where they do not go together.
 
     intercept: prior variance of the last weight, which has no site.
@@ -95,9 +97,9 @@ def with_prior(
     return problem.with_prior(own)
 
 
-def _has_entries(X: Any) -> NDArray[np.bool_]:
+def _has_entries(X: Matrix) -> NDArray[np.bool_]:
     """(d,), whether a column is more than zeros: else its weight keeps its prior, exactly."""
-    if hasattr(X, "indptr"):
+    if is_sparse(X):
         return np.bincount(X.indices[X.data != 0.0], minlength=X.shape[1]) > 0
     return np.asarray((X != 0).any(axis=0))
 
@@ -126,9 +128,8 @@ class Models(Proposal):
 
     known = False  # there are too many models to sum over
 
-    def __init__(self, post: Any) -> None:
-        """post: a ShrunkPosterior with this prior."""
-        share, problem, rows = post.inclusion_probability, post.problem, post.sites
+    def __init__(self, post: ShrunkPosterior) -> None:
+        share, problem, rows = post.inclusion_probability, post.problem, post.state.sites
         self.judged = np.flatnonzero(share >= min(SELDOM, share.max()))
         self.unit = post.mean[self.judged], np.sqrt(post.variance[self.judged])
         self.problem, self.prior_sites, self.rows = problem, problem.prior, rows
@@ -254,14 +255,7 @@ class ShrunkPosterior(FullPosterior):
     @cached_property
     def prior_cavities(self) -> tuple[Array, Array]:
         """Mean and variance of each weight without its prior, (d,). Without data they are inf."""
-        sites, mean, variance = self.prior_sites, self.mean, self.variance
-        ratio = 1.0 - sites.precision * variance
-        proper = ratio > 0.0
-        safe = np.where(proper, ratio, 1.0)
-        return (
-            np.where(proper, (mean - sites.shift * variance) / safe, 0.0),
-            np.where(proper, variance / safe, np.inf),
-        )
+        return self.prior_sites.cavities(self.mean, self.variance)
 
     @property
     def inclusion_probability(self) -> Array:
@@ -305,9 +299,7 @@ class ShrunkPosterior(FullPosterior):
         """
         visits = self.prior_per_weight.visits
         mean, variance = (part[visits] for part in self.prior_cavities)
-        if not np.isfinite(variance).all():
-            count = int((~np.isfinite(variance)).sum())
-            raise FloatingPointError(f"{count} of {len(visits)} cavities are improper")
+        check_proper(variance)
         return self.prior.slopes(mean, variance)
 
     def learned(self, names: tuple[str, ...] | list[str] | None = None) -> ShrunkPosterior:
@@ -346,7 +338,7 @@ class ShrunkPosterior(FullPosterior):
         self,
         values: dict[str, float],
         start: ShrunkPosterior | None = None,
-        warn: Callable[..., Any] = warn_of,
+        warn: Warn = warn_of,
         tol: float | None = None,
     ) -> ShrunkPosterior:
         """The fit of the same rows with other parameters, named as in :meth:`learned`.
@@ -372,7 +364,7 @@ class ShrunkPosterior(FullPosterior):
 
         fit = None
         try:
-            engine: Any = WeightEngine(problem)
+            engine = WeightEngine(problem)
             guess = start_may_be_dropped(start, problem)
             fit = run_from(engine, problem.schedule, start, guess=guess)
             warn(fit, engine, problem.schedule)
@@ -419,9 +411,10 @@ class ShrunkPosterior(FullPosterior):
     def _unpacks(self) -> bool:  # type: ignore[override]
         return self.state.precision is None
 
-    def _of_block(self, block: Any) -> tuple[Array, Array]:
+    def _of_block(self, block: Matrix) -> tuple[Array, Array]:
         if self.state.precision is not None:
             return super()._of_block(block)
+        assert not is_sparse(block)
         scaled = block / self.prior_sites.precision
         cross = np.asarray((self.problem.data.X @ scaled.T).T)
         spread = np.einsum("ij,ij->i", scaled, block)
@@ -449,7 +442,7 @@ class ShrunkPosterior(FullPosterior):
         core.fit(mean, variance, np.ones((len(visits), 1)), *families.copied(sites))
         return float("inf") if core.n_refused else max(residual, core.residual)
 
-    def _proposal(self) -> Any:
+    def _proposal(self) -> Proposal:
         if not isinstance(self.prior, SpikeAndSlab):
             return LinearProposal(self)
         return Models(self)
@@ -469,19 +462,29 @@ class ShrunkPosterior(FullPosterior):
         check, prior = super().check(draws, seed), self.prior
         if not isinstance(prior, SpikeAndSlab):
             return check
-        models = self._proposal()
+        models = Models(self)
         if check.verdict == "good":
             off = worst_inclusion(models, self.inclusion_probability, draws, seed)
             check = replace(check, verdict="usable", reason=off) if off else check
-        whole: dict[str, Any] = {"mean": self.mean, "sd": np.sqrt(self.variance), "shifts": 0.0}
-        whole |= {"sd_factors": 1.0, "mean_se": np.nan, "shift_ses": np.nan}
-        for name, others in whole.items():
-            whole[name] = np.full_like(self.mean, others)
-            whole[name][models.judged] = getattr(check, name)
-        return self._remembered(replace(check, **whole))
+
+        def whole(of_judged: Array, others: Array | float) -> Array:
+            result = np.full_like(self.mean, others)
+            result[models.judged] = of_judged
+            return result
+
+        check = replace(
+            check,
+            mean=whole(check.mean, self.mean),
+            sd=whole(check.sd, np.sqrt(self.variance)),
+            shifts=whole(check.shifts, 0.0),
+            sd_factors=whole(check.sd_factors, 1.0),
+            mean_se=whole(check.mean_se, np.nan),
+            shift_ses=whole(check.shift_ses, np.nan),
+        )
+        return self._remembered(check)
 
     def with_checked_rows(
-        self, data: Any, schedule: Any, warn: Callable[..., Any] = warn_of
+        self, data: Data, schedule: Schedule | None, warn: Warn = warn_of
     ) -> NoReturn:
         """Refused: the sites of the prior would have to move."""
         raise ValueError(
@@ -489,7 +492,7 @@ class ShrunkPosterior(FullPosterior):
             "it: epfast.fit_linear of all the rows, with start=post for the same ones"
         )
 
-    def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> NoReturn:
+    def remove(self, rows: ArrayLike, X: Given = None, y: Given = None) -> NoReturn:
         """Refused: the sites of the prior would have to move."""
         raise ValueError(
             f"the posterior has prior={self.prior!r}, whose sites move where rows go; allowed with "
@@ -532,7 +535,7 @@ class PriorTarget(Target[ShrunkPosterior]):
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(self.shares, special.logit(numbers), np.log(numbers))
 
-    def values(self, u: Array, which: Any = slice(None)) -> Array:
+    def values(self, u: Array, which: Which = slice(None)) -> Array:
         """The hyper-parameters of unknowns, all of them or some."""
         return np.where(self.shares[which], special.expit(u), np.exp(u))
 
