@@ -198,7 +198,7 @@ def fit_linear(
         kinds = {"none": Passes, "shared": RemoteGroups}
         kind: Any = kinds.get(chosen.schedule.stores, RemoteShards)
 
-        fitted: FullPosterior | FactorizedPosterior = fit_problem(
+        fitted = fit_problem(
             problem,
             start,
             callback=callback,
@@ -206,6 +206,7 @@ def fit_linear(
             tasks=workers,
             make_engine=lambda problem: kind(problem, remote),
         )
+        assert isinstance(fitted, FullPosterior | FactorizedPosterior)
         return fitted
 
 

@@ -255,7 +255,8 @@ def fits_of(process: Problem, gradient: bool) -> Callable[..., GPPosterior]:
     def fit(schedule: Any, start: Any, callback: Callback | None = None) -> GPPosterior:
         ours, given = process._replace(schedule=schedule), {"slopes": gradient}
         post = fit_process(ours, taken(start), warns=False, callback=callback, **given)
-        return post  # type: ignore[no-any-return]
+        assert isinstance(post, GPPosterior)
+        return post
 
     return fit
 

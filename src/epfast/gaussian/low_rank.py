@@ -334,9 +334,9 @@ def fit_factor(
     with one_blas_thread(factor.rank, threads):
         before = None if start is None else _weights_in(start, problem)
         try:
-            return LowRankGPPosterior.of(
-                fit_linear_problem(problem, before, callback=callback, progress=progress), factor
-            )
+            weights = fit_linear_problem(problem, before, callback=callback, progress=progress)
+            assert isinstance(weights, FullPosterior)
+            return LowRankGPPosterior.of(weights, factor)
         except Interrupted as pressed:
             left = pressed.posterior
             post = start if left is before else LowRankGPPosterior.of(left, factor)
