@@ -47,8 +47,7 @@ from epfast.losses.names import LossGiven
 from epfast.schedules import EP, DoubleLoop, Schedule
 from epfast.schemes import Scheme
 
-#: most values for which the double loop is there by default: a fit of one step takes .05, .23 and
-#: 3.4 s with 200, 400 and 800
+#: most values for which the double loop is there by default: its steps take O(n^3)
 DESCENT_UP_TO = 1000
 
 
@@ -189,7 +188,7 @@ def fit_gp(
     _checks.progress(progress)
     serial = getattr(scheme, "learns", False)
     threads = None if n_jobs is None else threads_of(n_jobs, serial)
-    run = partial(fit_process, check=True, callback=callback, progress=progress, threads=threads)
+    fit = partial(fit_process, check=True, callback=callback, progress=progress, threads=threads)
     loss = losses.resolve(loss, y).tempered(beta).with_offset(offset is not None)
     if schedule is None:
         schedule = EP()
@@ -218,7 +217,7 @@ def fit_gp(
         kernels, common = checked_kernels(K, overwrite_K, shift, loss.latents)
         data = responses_of(loss, y, kernels[0].n, offset=offset)
         of_latents = chosen.problem(data, KernelPrior(kernels, common))
-        return run(of_latents, start)
+        return fit(of_latents, start)
     if low_rank:
         choices = loss, scheme, batch_size, schedule
         low_rank_post = fit_low_rank(
@@ -254,7 +253,7 @@ def fit_gp(
     problem = chosen.problem(data, KernelPrior(kernel))
     note_working(loss)
     note_weights(data.weights)
-    return run(problem, start)
+    return fit(problem, start)
 
 
 def with_descent(schedule: EP, loss: Loss, n: int) -> EP | DoubleLoop:
@@ -294,8 +293,8 @@ def fit_process(
     fit = None
 
     def result(fit: Fit) -> GPPosterior | LatentGPPosterior:
-        made = kind(fit.state, problem, fit.converged, history + fit.history)
-        return replace(made, converged=False) if fit.converged and broken(made) else made
+        new = kind(fit.state, problem, fit.converged, history + fit.history)
+        return replace(new, converged=False) if fit.converged and broken(new) else new
 
     try:
         if threads is not None:
@@ -303,7 +302,7 @@ def fit_process(
             for kernel in kernels:
                 kernel.pool = pool
         questions = problem.scheme.questions if problem.scheme.learns else None
-        fit_by = partial(run_from, callback=callback, progress=progress, questions=questions)
+        run_engine = partial(run_from, callback=callback, progress=progress, questions=questions)
         with at_work(kernels[0].pool, problem.n_rows):
             for kernel in kernels if check else ():
                 check_positive(kernel)
@@ -317,7 +316,7 @@ def fit_process(
                 engine = ProcessEngine(first, form, exact=exact)
             try:
                 guess = check and start_may_be_dropped(start, problem)
-                fit = fit_by(engine, sweeps, start, guess=guess)
+                fit = run_engine(engine, sweeps, start, guess=guess)
                 post = result(fit)
                 if problem.scheme.polish and not fit.stopped:
                     fit = polished(engine, problem, fit, post)
@@ -332,7 +331,7 @@ def fit_process(
                     post = without_factor(post)
                 try:
                     steps = EP(schedule.steps, tol=0.0, damping=1.0)
-                    fit = fit_by(DescentEngine(problem, form), steps, post)
+                    fit = run_engine(DescentEngine(problem, form), steps, post)
                     post = result(fit)
                 except FloatingPointError:
                     if not is_swept:
@@ -372,14 +371,14 @@ def warn_of_process(post: ProcessPosterior, category: type[Warning] = Convergenc
     elif not isinstance(post.schedule, DoubleLoop):
         warn_of(post, post.problem, post.schedule, category)
     elif not post.converged:
-        left = "the sweeps do not converge, and the double loop finds no point to descend from"
+        why = "the sweeps do not converge, and the double loop finds no point to descend from"
         if steps:
-            left = (
+            why = (
                 f"after {steps} steps of the double loop the tilted moments still differ from "
                 f"those of the posterior by {post.history[-1].mismatch:.2g} of its own scale"
             )
         warn_user(
-            f"no fixed point of EP was found: {left}; scale the kernel, or use a loss with a "
+            f"no fixed point of EP was found: {why}; scale the kernel, or use a loss with a "
             "log-concave factor, or one with a larger scale",
             category,
         )

@@ -97,8 +97,7 @@ from epfast.losses.names import LossGiven
 from epfast.schedules import Schedule
 from epfast.schemes import Laplace, Scheme
 
-#: largest min(n, d) with a full covariance by default: 200 rows more than columns take .16, .9 and
-#: 5.8 s with 500, 1,000 and 2,000 columns
+#: largest min(n, d) with a full covariance by default: a sweep takes O(n d^2 + d^3)
 FULL_UP_TO = 5000
 #: what fits return
 Result = FactorizedPosterior | FullPosterior | LatentPosterior
@@ -698,15 +697,15 @@ def fit_problem(
     schedule, scheme = problem.schedule, problem.scheme
     fit = None
     try:
-        fitted = problem._replace(data=_kept(problem, callback, progress))
+        own = problem._replace(data=_kept(problem, callback, progress))
         settings = {"traced": True} if record == "factor" else {}
-        engine: Any = make_engine(fitted, **settings)
+        engine: Any = make_engine(own, **settings)
         try:
             if tasks is not None:
                 engine.tasks = tasks
             elif threads > 1 and hasattr(engine, "share"):
                 engine.share(ThreadPool(with_room(threads)))
-            fit_at = partial(
+            run_from_start = partial(
                 run_from,
                 engine,
                 schedule,
@@ -715,9 +714,9 @@ def fit_problem(
                 progress=progress,
                 questions=scheme.questions if scheme.learns else None,
             )
-            fit = fit_at(start, guess=guess)
+            fit = run_from_start(start, guess=guess)
             if start is None and not fit.stopped and fit.history and fit.history[-1].n_refused:
-                fit = _from_first_sites(fit_at, problem, fit)
+                fit = _from_first_sites(run_from_start, problem, fit)
             if scheme.polish and not fit.stopped:
                 fit = polished(engine, problem, fit, result(fit))
         finally:
@@ -742,7 +741,7 @@ def fit_problem(
         raise error from stopped.__cause__
 
 
-def _from_first_sites(fit_at: Callable[[WarmStart], Fit], problem: Problem, fit: Fit) -> Fit:
+def _from_first_sites(run_again: Callable[[WarmStart], Fit], problem: Problem, fit: Fit) -> Fit:
     """The fit, or one from :func:`first_sites` where that refuses fewer sites.
 
     A site of a log-concave factor is proper, and refused by rounding alone: where the prior of its
@@ -758,7 +757,7 @@ def _from_first_sites(fit_at: Callable[[WarmStart], Fit], problem: Problem, fit:
         return fit
     start = WarmStart(first_sites(problem), problem.base.shift, at_start(problem))
     try:
-        again = fit_at(start)
+        again = run_again(start)
     except (FloatingPointError, ValueError):
         return fit
     return again if again.history[-1].n_refused < fit.history[-1].n_refused else fit

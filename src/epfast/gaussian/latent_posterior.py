@@ -25,14 +25,14 @@ from epfast.gaussian.forms.stack import Stack
 from epfast.gaussian.linear_posterior import FullPosterior, Known, LinearPosterior, finite
 from epfast.gaussian.posterior import SeveralLatents, shifted
 from epfast.gaussian.problem import Problem
-from epfast.gaussian.state import State, inverse_root
+from epfast.gaussian.state import State
 from epfast.inference import Sites
 from epfast.inference.runtime import cached_property
 from epfast.losses import LatentLoss, Multiclass
 from epfast.schedules import Schedule
 
-#: largest number of weights for which a check makes a Gaussian with covariances between classes: a
-#: check of 500 rows and 400 weights takes 2.1 s in place of 1.1
+#: largest number of weights for which a check makes a Gaussian with covariances between classes,
+#: O(n (C d)^2)
 CLOSEST_UP_TO = 2000
 
 
@@ -77,11 +77,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
     def _root(self) -> Array:
         return np.stack([part._root for part in self.parts])
 
-    @cached_property
-    def log_evidence(self) -> float:
-        """EP's log p(y): log of the integral of prior times sites, with all constants."""
-        if self.known is not None:
-            return self.known.log_evidence
+    def _evidence(self) -> float:
         norms = sum(with_moments(part.state).log_norm for part in self.parts)
         return float(self.state.log_scale + norms + self.problem.prior_norm)
 
@@ -131,7 +127,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         return None if state is None else plain(state)
 
     def partial_fit(self, X: RowsGiven, y: ArrayLike, **options: Given | Schedule) -> NoReturn:
-        """Refused: sites of rows that are held are of one latent per row."""
+        """Refused: rows are added with sites of one latent each."""
         raise ValueError(
             f"the posterior has the loss {self.problem.loss!r}, with several latents per row, and "
             "no partial_fit; allowed with it: epfast.fit_linear of all rows, and remove"
@@ -147,8 +143,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         X : array_like or sparse matrix of shape (n, d)
         offset : array_like of shape (n, C), optional
         """
-        self.known_loss()
-        loss = self.problem.loss
+        loss = self.known_loss()
         assert isinstance(loss, LatentLoss)
         return loss.predict_log_proba(*self._shifted_latent(X, offset))
 
@@ -175,18 +170,13 @@ class JointPosterior(LatentPosterior):
     def n_latents(self) -> int:
         return self.shift.size // len(self.problem.prior.shift)
 
-    @cached_property
-    def _root(self) -> Array:
-        """The root of the covariance of all classes, as that of a FullPosterior."""
-        root = None if self.known is None else self.known.root
-        return inverse_root(self.precision) if root is None else root
+    # as a Gaussian over all weights, and not of each latent
+    _root, _evidence = LinearPosterior._root, LinearPosterior._evidence
+    colored, n_normals = LinearPosterior.colored, LinearPosterior.n_normals
 
     @cached_property
     def covariance(self) -> Array:
         return np.asarray(self._root @ self._root.T)
-
-    colored, n_normals = FullPosterior.colored, FullPosterior.n_normals
-    log_evidence = LinearPosterior.log_evidence
 
     @cached_property
     def mean(self) -> Array:

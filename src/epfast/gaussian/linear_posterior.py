@@ -149,8 +149,10 @@ class LinearPosterior(GaussianPosterior):
         A log probability, to compare with others, only if ``loss.is_likelihood`` and beta is 1; of
         hinge, squared hinge and quasi 0-1 it is the log of an integral that is not normalised.
         """
-        if self.known is not None:
-            return self.known.log_evidence
+        return self._evidence() if self.known is None else self.known.log_evidence
+
+    def _evidence(self) -> float:
+        """That of the precision and shift."""
         moments = self._moments
         return float(moments.log_scale + moments.log_norm + self.problem.prior_norm)
 
@@ -256,10 +258,14 @@ class LinearPosterior(GaussianPosterior):
         state: State = raised(self.state, level)
         return state
 
-    @property
+    @cached_property
     def _root(self) -> Array:
-        """A root of the covariance, an upper triangle, or one of each of several latents."""
-        raise NotImplementedError
+        """(d, d), an upper triangle R with R R' the covariance. O(d^3), once.
+
+        Of several latents one of each, or of all of them.
+        """
+        root = None if self.known is None else self.known.root
+        return inverse_root(self.precision) if root is None else root
 
     def _with_rows(self, X: Given = None, y: Given = None) -> Self:
         """The posterior with its rows, known or given."""
@@ -337,6 +343,9 @@ class LinearPosterior(GaussianPosterior):
     @property
     def n_normals(self) -> int:
         return int(self.shift.size)
+
+    def colored(self, noise: Array) -> Array:
+        return np.asarray(noise @ self._root.T)
 
     def _proposal(self) -> Proposal:
         if self.sites is None and self.problem.has_rows and self.n_sweeps > len(self.history):
@@ -621,12 +630,6 @@ class FullPosterior(LinearPosterior):
 
     kind: ClassVar[str] = "full"
 
-    @cached_property
-    def _root(self) -> Array:
-        """(d, d), an upper triangle R with R R' the covariance. O(d^3), once."""
-        root = None if self.known is None else self.known.root
-        return inverse_root(self.precision) if root is None else root
-
     @property
     def log_volume(self) -> float:
         """Half of the log of the determinant of the prior's precision over the posterior's."""
@@ -657,9 +660,6 @@ class FullPosterior(LinearPosterior):
     def covariances_of(self, columns: NDArray[np.intp]) -> Array:
         """Covariances (k, q, q) of the weights in each row of columns (k, q)."""
         return np.asarray(self.covariance[columns[:, :, None], columns[:, None, :]])
-
-    def colored(self, noise: Array) -> Array:
-        return np.asarray(noise @ self._root.T)
 
     def _of_block(self, block: Matrix) -> tuple[Array, Array]:
         h, s = np.empty((2, block.shape[0]))

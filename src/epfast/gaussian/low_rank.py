@@ -44,9 +44,8 @@ from epfast.losses import Loss
 from epfast.schedules import Schedule
 from epfast.schemes import Scheme
 
-#: nats of the log evidence that a rank may leave open in silence, of which .04 to .5 are lost (see
-#: :attr:`LowRankGPPosterior.truncation_error`): kernels that the evidence tells apart differ by
-#: more
+#: nats of the log evidence that a rank may leave open in silence, see
+#: :attr:`LowRankGPPosterior.truncation_error`: kernels that the evidence tells apart differ by more
 ENOUGH = 1.0
 
 
@@ -332,14 +331,14 @@ def fit_factor(
     """
     problem = _problem(chosen, factor, data)
     with one_blas_thread(factor.rank, threads):
-        before = None if start is None else _weights_in(start, problem)
+        first = None if start is None else _weights_in(start, problem)
         try:
-            weights = fit_linear_problem(problem, before, callback=callback, progress=progress)
+            weights = fit_linear_problem(problem, first, callback=callback, progress=progress)
             assert isinstance(weights, FullPosterior)
             return LowRankGPPosterior.of(weights, factor)
         except Interrupted as pressed:
-            left = pressed.posterior
-            post = start if left is before else LowRankGPPosterior.of(left, factor)
+            last = pressed.posterior
+            post = start if last is first else LowRankGPPosterior.of(last, factor)
             raise Interrupted(post) from None
 
 

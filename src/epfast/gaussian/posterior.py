@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: fields of a posterior by name, or some of them
 Fields = dict[str, Any]
-#: order of a matrix that is factored for a ``repr``: it takes some milliseconds
+#: largest order of a matrix that is factored for a ``repr``: that takes some milliseconds
 IN_REPR = 500
 
 
@@ -53,7 +53,7 @@ class Posterior(Recorded):
     kind: ClassVar[str]
     #: of latent values: their rows, and of several latents these
     axes: ClassVar[int] = 1
-    #: order of the matrix that the log evidence has to factor first. 0: it is known
+    #: order of the matrix that the log evidence has to factor first. 0: it is at hand
     unknown_order: int = 0
 
     def __repr__(self) -> str:
@@ -531,8 +531,8 @@ class GaussianPosterior(Posterior):
                 "the posterior does not know its rows; allowed: post.with_rows(X, y).check()"
             )
         one_mode = self.problem.loss.log_concave is True
-        given = self.log_evidence, draws, rng, self.evidence_bound, one_mode
-        check = certificates.check(self._proposal(), *given)
+        arguments = self.log_evidence, draws, rng, self.evidence_bound, one_mode
+        check = certificates.check(self._proposal(), *arguments)
         note = report.not_counts(report.weights_of(self))
         if note is not None:
             check = replace(check, reason=f"{check.reason}; given {note}")

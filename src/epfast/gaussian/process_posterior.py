@@ -333,9 +333,9 @@ class KernelPosterior(GaussianPosterior):
         """The posterior variances (m,), or covariance (m, m), from those of the prior."""
         V, U = self._halves(cross)
         if prior.ndim == 1:
-            taken = np.einsum("ij,ij->j", V, V) - np.einsum("ij,ij->j", U, U)
+            explained = np.einsum("ij,ij->j", V, V) - np.einsum("ij,ij->j", U, U)
             # clip rounding errors at 0
-            return np.asarray(np.maximum(prior - taken, 0.0))
+            return np.asarray(np.maximum(prior - explained, 0.0))
         covariance = prior - V.T @ V + U.T @ U
         covariance = 0.5 * covariance + 0.5 * covariance.T
         at = np.diag_indices(len(covariance))
@@ -728,8 +728,7 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         offset : array_like of shape (m, C), optional
             As in the fit. None: 0.
         """
-        self.known_loss()
-        loss = self.problem.loss
+        loss = self.known_loss()
         assert isinstance(loss, LatentLoss)
         return loss.predict_log_proba(*self._shifted_latent(K_star, k_star_diag, offset))
 

@@ -32,9 +32,8 @@ from epfast.inference.runtime import cached_property
 from epfast.losses import Loss, Prior, SpikeAndSlab
 from epfast.schedules import EP, Schedule
 
-#: damping of the sites of rows in automatic order, beside that of the weights: of 360 fits with
-#: fewer rows than weights, most of them, 34 do not converge, 62, 54 and 76 with .25, .75 and
-#: without it
+#: damping of the sites of rows in automatic order, with fewer rows than weights: these and the
+#: sites of the weights answer each other
 TOGETHER = 0.5
 
 
@@ -72,7 +71,7 @@ def with_prior_sites(problem: Problem, prior: Prior, intercept: float | None) ->
 
 
 def _pull_at_each_other(problem: Problem, prior: Prior) -> bool:
-    """Whether sites of rows and of weights oscillate when they are fitted in turn.
+    """Whether sites of rows and of weights oscillate in sweeps over both in turn.
 
     Labels by themselves do not say how large few weights are: that is for the prior, whose sites
     follow those of the rows by orders of magnitude where it has heavy tails.
@@ -108,11 +107,10 @@ def _has_entries(X: Matrix) -> NDArray[np.bool_]:
 
 
 LOG_2PI = math.log(2.0 * math.pi)
-#: inclusion probabilities that are drawn with are no nearer to 0 or 1: of 40 checks one verdict is
-#: another one with 1e-12, and none with 1e-4 and .01
+#: inclusion probabilities that are drawn with are no nearer to 0 or 1, so that no model is out of
+#: reach
 LEAST_INCLUSION = 1e-3
-#: inclusion probability from which a weight is in enough draws for its moments: of 24 checks four
-#: are good, none with 0 or .01, and nine with .2
+#: inclusion probability from which a weight is in enough draws for its moments
 SELDOM = 0.05
 #: an inclusion probability is off by so much, and by so many standard errors, see
 #: :meth:`ShrunkPosterior.check`. Then: draws at a time
@@ -396,8 +394,7 @@ class ShrunkPosterior(FullPosterior):
         precision = self.problem.prior.precision
         return precision if precision.ndim == 2 else np.diag(precision)
 
-    @property
-    def log_evidence(self) -> float:
+    def _evidence(self) -> float:
         return self.state.log_evidence
 
     @cached_property
@@ -503,8 +500,7 @@ class ShrunkPosterior(FullPosterior):
 # ---- the search of its prior ----
 
 
-#: reach of the logs of parameters, or log odds of shares, about where the search begins: of 108
-#: searches 19 end more than .001 nats lower with 6, and one with 24
+#: reach of the logs of parameters, or log odds of shares, about where the search begins
 REACH = 12.0
 #: parameters between 0 and 1, and the largest of them
 SHARES, LARGEST_SHARE = ("share", "loss.share", "loss.epsilon"), 1.0 - 1e-9

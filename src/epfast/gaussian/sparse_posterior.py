@@ -75,8 +75,8 @@ class SparsePosterior(FullPosterior):
     def covariance(self) -> Array:
         """(d, d), posterior covariance of the weights, up to 2 GB."""
         in_memory("covariance", len(self.mean), INSTEAD)
-        made = self._now.products(np.eye(len(self.mean)))
-        return np.asarray(0.5 * (made + made.T))
+        whole = self._now.products(np.eye(len(self.mean)))
+        return np.asarray(0.5 * (whole + whole.T))
 
     @cached_property
     def precision(self) -> sparse.csr_array:
@@ -92,10 +92,7 @@ class SparsePosterior(FullPosterior):
     def covariances_of(self, columns: NDArray[np.intp]) -> Array:
         return self._entries.covariances_of(columns)
 
-    @cached_property
-    def log_evidence(self) -> float:
-        if self.known is not None:
-            return self.known.log_evidence
+    def _evidence(self) -> float:
         problem = self.problem
         return float(problem.base.log_scale + problem.prior_norm + self._now.log_mass)
 

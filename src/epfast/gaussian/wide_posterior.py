@@ -29,8 +29,7 @@ from epfast.inference import Sites, SweepInfo, warn_of
 from epfast.inference.runtime import cached_property
 from epfast.schedules import Schedule
 
-#: largest number of rows for which a check looks for a better Gaussian: O(n^3) per step. A check of
-#: 600 rows takes .55 s in place of .2
+#: largest number of rows for which a check looks for a better Gaussian: O(n^3) per step
 CLOSEST_UP_TO = 1500
 INSTEAD = "ask for variance, predict_latent(X, joint=True) or sample(size)"
 
@@ -121,10 +120,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         precision: Array = in_d_by_d(self.problem).prior.precision
         return precision
 
-    @cached_property
-    def log_evidence(self) -> float:
-        if self.known is not None:
-            return self.known.log_evidence
+    def _evidence(self) -> float:
         return log_evidence(
             self.state.sites, self.moments, self._prior.mean_of_rows(self.problem.data.X)
         )
