@@ -33,7 +33,7 @@ from epfast.gaussian.state import (
     raised,
     uncentered,
 )
-from epfast.inference import Sites, SweepInfo, warn_of
+from epfast.inference import Fit, Sites, warn_of
 from epfast.inference.importance import Proposal
 from epfast.inference.runtime import cached_property, one_blas_thread
 from epfast.schedules import Schedule
@@ -738,18 +738,9 @@ class FullPosterior(LinearPosterior):
         post: FullPosterior = online.extended(self, data, schedule, warn)
         return post
 
-    def with_more_rows(
-        self, state: State | GPState, problem: Problem, *, converged: bool, history: list[SweepInfo]
-    ) -> FullPosterior:
-        """The posterior of more rows, after these sweeps in all."""
-        return replace(
-            self,
-            state=plain(state),
-            problem=problem,
-            converged=converged,
-            history=history,
-            known=None,
-        )
+    def with_more_rows(self, fit: Fit, problem: Problem) -> FullPosterior:
+        """The posterior of more rows; fit: the state, with the sites of all, and the history."""
+        return FullPosterior(plain(fit.state), problem, fit.converged, fit.history)
 
     def remove(self, rows: ArrayLike, X: Given = None, y: Given = None) -> Self:
         """Remove the sites of some rows from the posterior, exactly. The other sites stay.

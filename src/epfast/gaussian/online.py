@@ -38,14 +38,7 @@ class TakesRows(Protocol[R]):
     @property
     def history(self) -> list[SweepInfo]: ...
 
-    def with_more_rows(
-        self,
-        state: State | GPState,
-        problem: Problem,
-        *,
-        converged: bool,
-        history: list[SweepInfo],
-    ) -> R: ...
+    def with_more_rows(self, fit: Fit, problem: Problem) -> R: ...
 
 
 def extended(
@@ -80,8 +73,8 @@ def extended(
                 whole = whole._replace(relaxed=families.joined(state.relaxed, fit.state.relaxed))
             rows = joined_data([problem.data, data], len(stored.shift))
         joined = problem._replace(data=rows, schedule=schedule)
-        history = post.history + fit.history
-        return post.with_more_rows(whole, joined, converged=fit.converged, history=history)
+        every = fit._replace(state=whole, history=post.history + fit.history)
+        return post.with_more_rows(every, joined)
 
     fit = None
     try:

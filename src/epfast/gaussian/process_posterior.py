@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import attrgetter
 from typing import ClassVar
 
 import numpy as np
@@ -20,7 +19,6 @@ from epfast.gaussian.forms.stack import evidence_of, one_of
 from epfast.gaussian.linear_posterior import FullPosterior, finite
 from epfast.gaussian.posterior import Fields, GaussianPosterior, SeveralLatents, shifted
 from epfast.gaussian.prior import kernel_in_memory, prior_of
-from epfast.gaussian.problem import Problem
 from epfast.gaussian.state import not_proper
 from epfast.inference import Sites, learning
 from epfast.inference.runtime import cached_property
@@ -294,9 +292,17 @@ class KernelPosterior(GaussianPosterior):
         moments: ValueMoments = self.state.moments or self._solved.moments
         return moments
 
-    #: (n, n) and (n,), see :class:`GPState`
-    factor = property(attrgetter("_solved.factor"))
-    diagonal = property(attrgetter("_solved.diagonal"))
+    @property
+    def factor(self) -> Array:
+        """(n, n), see :class:`GPState`."""
+        factor: Array = self._solved.factor
+        return factor
+
+    @property
+    def diagonal(self) -> Array:
+        """(n,), that of K."""
+        diagonal: Array = self._solved.diagonal
+        return diagonal
 
     @property
     def is_exact(self) -> bool:
@@ -436,9 +442,17 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
     def is_exact(self) -> bool:
         return self.problem.sites_unswept() is not None
 
-    alpha = property(attrgetter("moments.alpha"))
-    mean = property(attrgetter("moments.mean"))
-    variance = property(attrgetter("moments.variance"))
+    @property
+    def alpha(self) -> Array:
+        return self.moments.alpha
+
+    @property
+    def mean(self) -> Array:
+        return self.moments.mean
+
+    @property
+    def variance(self) -> Array:
+        return self.moments.variance
 
     @property
     def log_evidence(self) -> float:
@@ -519,11 +533,10 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
 
         O(n^2 r) once, and O(n r) per draw. However singular K, the r weights have a density.
         """
-        problem, root = self.problem, self._prior_root()
+        root = self._prior_root()
         prior = prior_of(np.ones(root.shape[1]), np.zeros(root.shape[1]), False)
-        choices = self.loss_of_rows(), problem.scheme, problem.schedule
-        data = problem.data._replace(X=root)
-        linear = Problem(data, *choices, None, "full", prior, prior.state)
+        data = self.problem.data._replace(X=root)
+        linear = self.problem.with_prior(prior)._replace(data=data, posterior="full")
         post = FullPosterior(prior.state, linear, False, []).of_sites(*self.state.sites[:2])
         if post is None:
             raise not_proper()

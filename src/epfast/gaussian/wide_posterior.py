@@ -23,9 +23,9 @@ from epfast.gaussian.prior import CenteredPrior
 from epfast.gaussian.problem import Problem, in_d_by_d, sum_of_sites
 from epfast.gaussian.process_posterior import KernelPosterior
 from epfast.gaussian.rows import Data, diagonal_products, products
-from epfast.gaussian.state import State, in_memory, raised_factors, raised_sites
+from epfast.gaussian.state import in_memory, raised_factors, raised_sites
 from epfast.gaussian.table import is_wide
-from epfast.inference import Sites, SweepInfo, warn_of
+from epfast.inference import Fit, Sites, warn_of
 from epfast.inference.runtime import cached_property
 from epfast.schedules import Schedule
 
@@ -228,19 +228,10 @@ class WidePosterior(KernelPosterior, FullPosterior):
         state = proper(Full(problem).rebuild(self.state.sites, self.state.sweeps))
         return FullPosterior(plain(state), problem, self.converged, self.history)
 
-    def with_more_rows(
-        self, state: State | GPState, problem: Problem, *, converged: bool, history: list[SweepInfo]
-    ) -> FullPosterior:
-        """A posterior of these sites and rows, in the form that suits their number."""
-        problem = problem._replace(prior=self._prior.of_other_rows())
-        post = replace(
-            self,
-            state=GPState(state.sites, state.sweeps),
-            problem=problem,
-            converged=converged,
-            history=history,
-            known=None,
-        )
+    def with_more_rows(self, fit: Fit, problem: Problem) -> FullPosterior:
+        """The posterior of more rows, in the form that suits their number."""
+        state, prior = GPState(fit.state.sites, fit.state.sweeps), self._prior.of_other_rows()
+        post = WidePosterior(state, problem._replace(prior=prior), fit.converged, fit.history)
         return post if is_wide(*problem.data.X.shape) else post.in_d_by_d()
 
     def with_checked_rows(
