@@ -336,7 +336,7 @@ class IntegratedPosterior(Posterior):
         return all(post.converged for post in self.posteriors)
 
     @property
-    def unknown_order(self) -> int:  # type: ignore[override]
+    def unknown_order(self) -> int:
         return max(int(post.unknown_order) for post in self.posteriors)
 
     @property

@@ -282,7 +282,7 @@ class LinearPosterior(GaussianPosterior):
         return self.with_rows(X, y)
 
     @property
-    def has_site_per_row(self) -> bool:  # type: ignore[override]
+    def has_site_per_row(self) -> bool:
         """Whether each row has a site of its own latent value."""
         return self.sites is not None and self.sites.shift.ndim == 1
 
@@ -371,8 +371,10 @@ class LinearPosterior(GaussianPosterior):
 
     # -- prediction --
 
-    #: whether :meth:`_of_block` takes CSR rows as dense ones
-    _unpacks = False
+    @property
+    def _unpacks(self) -> bool:
+        """Whether :meth:`_of_block` has CSR rows as dense ones."""
+        return False
 
     def _blocks(self, rows: Matrix, unpacked: bool = False) -> Iterator[tuple[Piece, Matrix]]:
         """Rows in blocks, with the ones of the intercept: dense ones, or CSR if not unpacked."""
@@ -636,9 +638,9 @@ class FullPosterior(LinearPosterior):
         return float(self.problem.prior_norm) - 0.5 * log_determinant(self.precision)
 
     @property
-    def unknown_order(self) -> int:  # type: ignore[override]
-        known = self.known is not None or self.swept is not None or "_moments" in vars(self)
-        return 0 if known else int(self.shift.size)
+    def unknown_order(self) -> int:
+        at_hand = self.known is not None or self.swept is not None or "_moments" in vars(self)
+        return 0 if at_hand else int(self.shift.size)
 
     @cached_property
     def mean(self) -> Array:

@@ -53,8 +53,6 @@ class Posterior(Recorded):
     kind: ClassVar[str]
     #: of latent values: their rows, and of several latents these
     axes: ClassVar[int] = 1
-    #: order of the matrix that the log evidence has to factor first. 0: it is at hand
-    unknown_order: int = 0
 
     def __repr__(self) -> str:
         parts = [f"{len(self.labels)} {self.quantity[0]}s", repr(self.loss)]
@@ -72,6 +70,11 @@ class Posterior(Recorded):
         every factor are not written, and rows only where predictions need them.
         """
         write(path, *contents(self))
+
+    @property
+    def unknown_order(self) -> int:
+        """Order of the matrix that the log evidence has to factor first. 0: it is at hand."""
+        return 0
 
     @property
     def sites(self) -> Sites | None:
@@ -350,8 +353,10 @@ class GaussianPosterior(Posterior):
 
     # -- its rows --
 
-    #: whether each row has a site of its own latent values
-    has_site_per_row = True
+    @property
+    def has_site_per_row(self) -> bool:
+        """Whether each row has a site of its own latent values."""
+        return True
 
     def _with_rows(self) -> Self:
         """The posterior with its rows."""
@@ -391,7 +396,7 @@ class GaussianPosterior(Posterior):
         """
         if self.sites is None or self.scheme is None:
             return float("nan")
-        if not self.has_site_per_row or getattr(self.problem, "batch_size", None) is not None:
+        if not self.has_site_per_row or self.problem.batch_size is not None:
             return residual_of_sweep(self._with_rows().problem, self.state)
         problem, sites, mean, variance = self._rows_with_sites()
         if self.relaxed is not None:

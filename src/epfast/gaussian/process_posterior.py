@@ -282,9 +282,9 @@ class KernelPosterior(GaussianPosterior):
         return self.state if self.state.factor is not None else self.form().solved(self.state)
 
     @property
-    def unknown_order(self) -> int:  # type: ignore[override]
-        known = self.state.moments is not None or "_solved" in vars(self)
-        return 0 if known else len(self.state.sites.shift)
+    def unknown_order(self) -> int:
+        at_hand = self.state.moments is not None or "_solved" in vars(self)
+        return 0 if at_hand else len(self.state.sites.shift)
 
     @property
     def moments(self) -> ValueMoments:

@@ -191,13 +191,13 @@ class Models(Proposal):
         return self.unit
 
 
-def worst_inclusion(models: Models, given: Array, draws: int, seed: int) -> str:
+def worst_inclusion(models: Models, share: Array, draws: int, seed: int) -> str:
     """Which inclusion probability is off beyond doubt by weighted draws, in words, or "".
 
-    given: those of the approximation, (d,).
+    share: those of the approximation, (d,).
     """
     rng = np.random.default_rng([seed, 1])
-    within, log_weight = np.empty((draws, len(given)), dtype=bool), np.empty(draws)
+    within, log_weight = np.empty((draws, len(share)), dtype=bool), np.empty(draws)
     for first in range(0, draws, BLOCK):
         part = slice(first, min(first + BLOCK, draws))
         z = rng.standard_normal((part.stop - first, models.size))
@@ -208,12 +208,12 @@ def worst_inclusion(models: Models, given: Array, draws: int, seed: int) -> str:
     weight /= weight.sum()
     exact = weight @ within
     error = np.sqrt(weight**2 @ (within - exact) ** 2)
-    off = np.where(models.visited, np.abs(exact - given), 0.0)
+    off = np.where(models.visited, np.abs(exact - share), 0.0)
     j = int(np.argmax(np.where(off > ERRORS * error, off, 0.0)))
     if not off[j] > max(OFF, ERRORS * error[j]):
         return ""
-    exact_j, given_j = f"{exact[j]:.2g}", f"{given[j]:.2g}"
-    return f"the inclusion probability of weight {j} is {given_j}, and {exact_j} by the draws"
+    exact_j, share_j = f"{exact[j]:.2g}", f"{share[j]:.2g}"
+    return f"the inclusion probability of weight {j} is {share_j}, and {exact_j} by the draws"
 
 
 # ---- what a fit with a prior that is a site per weight returns ----
@@ -405,7 +405,7 @@ class ShrunkPosterior(FullPosterior):
         return state
 
     @property
-    def _unpacks(self) -> bool:  # type: ignore[override]
+    def _unpacks(self) -> bool:
         return self.state.precision is None
 
     def _of_block(self, block: Matrix) -> tuple[Array, Array]:

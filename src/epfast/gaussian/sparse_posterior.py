@@ -97,7 +97,7 @@ class SparsePosterior(FullPosterior):
         return float(problem.base.log_scale + problem.prior_norm + self._now.log_mass)
 
     @property
-    def unknown_order(self) -> int:  # type: ignore[override]
+    def unknown_order(self) -> int:
         return 0
 
     @property
@@ -112,15 +112,15 @@ class SparsePosterior(FullPosterior):
     # -- prediction, draws --
 
     def _latent(self, rows: Matrix, joint: bool = False) -> tuple[Array, Array]:
-        now, given = self._entries, as_csr(self._whole_rows(rows))
+        now, X = self._entries, as_csr(self._whole_rows(rows))
         with np.errstate(over="ignore", invalid="ignore"):
             if not joint:
-                mean, variance = latent(given, now)
+                mean, variance = latent(X, now)
             else:
-                half = now.half(given.T.toarray())
-                mean, variance = np.asarray(given @ now.mean), half.T @ half
+                half = now.half(X.T.toarray())
+                mean, variance = np.asarray(X @ now.mean), half.T @ half
                 if now.bound is not None:
-                    reach = np.asarray(given @ now.bound.along)
+                    reach = np.asarray(X @ now.bound.along)
                     variance -= reach @ reach.T
         finite(mean, variance)
         return mean, variance
