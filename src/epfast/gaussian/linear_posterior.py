@@ -153,8 +153,7 @@ class LinearPosterior(GaussianPosterior):
 
     def _evidence(self) -> float:
         """That of the precision and shift."""
-        moments = self._moments
-        return float(moments.log_scale + moments.log_norm + self.problem.prior_norm)
+        return float(self.state.log_scale + self._moments.log_norm + self.problem.prior_norm)
 
     @cached_property
     def _moments(self) -> Working:
