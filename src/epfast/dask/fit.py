@@ -201,7 +201,7 @@ def fit_linear(
         if center is not None:
             prior = given.after(start, chosen.schedule, width, wide, True, center)
         problem = chosen.problem(Data(None, None), prior, rows.names)
-        post: Posterior = fit_problem(
+        post = fit_problem(
             problem,
             start,
             callback=callback,
@@ -209,6 +209,7 @@ def fit_linear(
             tasks=workers,
             make_engine=make_engine,
         )
+        assert isinstance(post, Posterior)
         return post
 
 

@@ -677,13 +677,14 @@ def fits_of(process: Problem, gradient: bool) -> FitOfProcess:
     ) -> GPPosterior:
         if isinstance(start, LowRankGPPosterior | NearestGPPosterior):
             start = start_from(start)
-        post: GPPosterior = fit_process(
+        post = fit_process(
             process._replace(schedule=schedule),
             start,
             warns=False,
             callback=callback,
             slopes=gradient,
         )
+        assert isinstance(post, GPPosterior)
         return post
 
     return fit

@@ -584,7 +584,7 @@ class ProcessModel(Posteriors[AnyPosterior]):
                 warn_of_process(post, ConvergenceWarning)
         posts = [post for post, _ in fits]
         if self.rank is not None:
-            note_rank(posts)
+            note_rank([post for post in posts if isinstance(post, LowRankGPPosterior)])
         if self.method == "auto" and any(isinstance(post, NearestGPPosterior) for post in posts):
             n = len(self.X_train_)
             warn_user(
@@ -682,7 +682,7 @@ class ProcessModel(Posteriors[AnyPosterior]):
             return post.predict_latent(rows, joint)
         if isinstance(post, NearestGPPosterior):
             near = None if joint else self._neighbors_at(post, kernel, rows)
-            return post.predict_latent(near, joint=joint)
+            return post.predict_latent(rows if near is None else near, joint=joint)
         own = kernel(rows) if joint else kernel.diag(rows)
         return post.predict_latent(kernel(rows, self._basis(post)), own, joint)
 
@@ -693,7 +693,7 @@ class ProcessModel(Posteriors[AnyPosterior]):
         if isinstance(post, IntegratedProcess):
             return post.sample_latent(rows, size, rng)
         if isinstance(post, NearestGPPosterior):
-            post.predict_latent(None, joint=True)  # refused
+            post.predict_latent(rows, joint=True)  # refused
         return post.sample_latent(kernel(rows, self._basis(post)), kernel(rows), size, rng)
 
     def _neighbors_at(self, post: NearestGPPosterior, kernel: Kernel, rows: Array) -> Neighbors:
@@ -1435,7 +1435,8 @@ def _form(problem: AnyProcess, start: Start) -> ProcessForm:
     Where nearest rows may stand for it, a low rank is that of few pivots: another search of many
     rows takes minutes, to find that there is no low rank.
     """
-    precision = None if start.sites is None else start.sites.sites.precision
+    sites = None if start.sites is None else start.sites.sites
+    precision = None if sites is None else sites.precision
     form: ProcessForm = problem.stage(start.theta, precision)
     if isinstance(problem, BinaryProcess) and isinstance(form, LowRankProcess):
         assert form.pivots is not None

@@ -805,7 +805,12 @@ class EvidenceTarget(Target[Evaluation]):
         if not LEAST_SHARE < abs(share) < MOST_SHARE:
             return near.posteriors
         pairs = zip(before.posteriors, near.posteriors, strict=True)
-        return [WarmStart(beyond(a.sites, b.sites, share), n_sweeps=b.n_sweeps) for a, b in pairs]
+        starts = []
+        for one, last in pairs:
+            assert one.sites is not None
+            assert last.sites is not None
+            starts.append(WarmStart(beyond(one.sites, last.sites, share), n_sweeps=last.n_sweeps))
+        return starts
 
     def rounding(self, post: Evaluation) -> float:
         return rounding_of(*(one.sites for one in post.fits.posteriors))
@@ -1420,6 +1425,7 @@ def _gap_of_rows(fits: Fits, others: Fits) -> float:
     for post, other in zip(fits.posteriors, others.posteriors, strict=True):
         (m, v), (m2, v2) = post.marginals_of_rows(), other.marginals_of_rows()
         gap = (m2 - m) ** 2 + (np.sqrt(v2) - np.sqrt(v)) ** 2
+        assert post.sites is not None
         tau = post.sites.precision
         if tau.shape != gap.shape:  # of nested classes
             return math.inf

@@ -35,7 +35,7 @@ from epfast.schedules import EP, Batches, Schedule, SharedSites
 class WarmStart(NamedTuple):
     """Sites from which a fit begins, and the state that they add up to."""
 
-    sites: Sites
+    sites: Sites | None
     #: of a linear model; of a process, None
     shift: Any = None
     #: None: it is to be summed up
