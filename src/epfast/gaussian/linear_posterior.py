@@ -158,7 +158,7 @@ class LinearPosterior(GaussianPosterior):
     @cached_property
     def _moments(self) -> Working:
         """Moments as sweeps compute them, the same to the last bit. O(d^3), once."""
-        swept, (precision, shift, *_) = self.swept, self.state
+        swept, precision, shift = self.swept, self.precision, self.shift
         if swept is not None and swept.precision is precision and swept.shift is shift:
             return swept
         return with_moments(State(precision, shift, None, self.state.log_scale, 0))
