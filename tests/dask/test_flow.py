@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 
 from epfast.dask.as_completed import AsTheyCome, Flow
-from epfast.gaussian.engine import Visited, with_moments
+from epfast.gaussian.engine import with_moments
 from epfast.gaussian.shards import ShardMemory, ShardSite, Update
 from epfast.gaussian.state import State
-from epfast.inference import Counts, Sites, Summary
+from epfast.inference import Sites, Summary
 from epfast.inference.executors import Tasks
 from epfast.inference.runtime import no_tick
 from tests.oracles.executors import AtOnce
@@ -48,9 +48,9 @@ def passes(answers, memory=None, tasks=None, tol=1e-9, damping=1.0, idles=lambda
     engine = SimpleNamespace(form=form, schedule=schedule, tasks=tasks)
     form.call = lambda k, precision, shift, part, share: (float(precision[0, 0]), share)
     memory = memory or begun(count)
-    found = AsTheyCome(engine)
     state = SimpleNamespace(precision=np.eye(1), shift=np.zeros(1), memory=memory)
-    found.visit(state, list(memory.parts), no_tick)
+    found = AsTheyCome(engine, state)
+    found.visited = found.visit(state, list(memory.parts), no_tick)
     return found
 
 
@@ -95,7 +95,7 @@ def test_an_improper_update_is_refused_and_asked_for_again():
     answers = [((0, 0), site(-2.0)), ((0, 1), site(-0.5)), ((1, 0), site(1.0))]
     found = passes(answers)
     assert found.precision[0, 0] == 1.5
-    assert found.refused == 1
+    assert found.visited.counts.refused == 1
     assert (0, 1, 1.0, 0.5) in found.tasks.sent
 
 
@@ -103,7 +103,7 @@ def test_what_is_refused_again_and_again_keeps_its_site():
     answers = [((0, visit), site(-2.0)) for visit in range(11)] + [((1, 0), site(1.0))]
     found = passes(answers)
     assert found.precision[0, 0] == 2.0
-    assert found.refused == 11
+    assert found.visited.counts.refused == 11
 
 
 def test_what_is_lost_is_sent_again():
@@ -131,7 +131,7 @@ def settles(told, moves, memory=None):
         visits.engine.summary = lambda state, evidence=True: Summary(state.shift, np.ones(1))
         old = with_moments(State(np.eye(1), np.zeros(1), None, 0.0, 0))._replace(memory=memory)
         new = old._replace(shift=np.full(1, moved))
-        state, visited = visits.accelerate(old, new, Visited(Counts()), abs(moved))
+        state, visited = visits.accelerate(old, new, visits.visited, abs(moved))
         memory = state.memory
         found.append(visited.settled is None)
     return found

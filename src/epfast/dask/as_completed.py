@@ -44,7 +44,7 @@ class AsCompleted(ShardEngine):
     tasks: Workers[Update]
 
     def visits(self, state: Working) -> Visits[Working]:
-        return AsTheyCome(self)
+        return AsTheyCome(self, state)
 
 
 class AsTheyCome(Visits[Working]):
@@ -56,25 +56,25 @@ class AsTheyCome(Visits[Working]):
 
     in_turn = accelerates = True
 
-    def __init__(self, engine: AsCompleted) -> None:
+    def __init__(self, engine: AsCompleted, state: Working) -> None:
         self.engine, self.schedule, self.tasks = engine, engine.schedule, engine.tasks
-        #: how often answers of a shard were refused in a row
-        self.tries: Counter[int] = Counter()
-        #: factors that kept their sites, and the change of the last sweep in a shard
-        self.refused, self.distance = 0, 0.0
-
-    def visit(self, state: Working, sites: list[ShardSite], tick: Tick) -> Visited[Working]:
-        self.precision, self.shift, self.parts = state.precision, state.shift, sites
-        count, sizes, taken, none = len(sites), self.engine.form.sizes, 0, (0,) * len(sites)
-        first = Flow((), range(count), none, none, (NEVER,) * count)
+        #: the posterior, as the answers move it
+        self.precision, self.shift = state.precision, state.shift
+        count = len(engine.form.sizes)
+        first = Flow((), range(count), (0,) * count, (0,) * count, (NEVER,) * count)
         self.flow = state.memory if isinstance(state.memory, Flow) else first
         self.queue, self.answered, self.sent, self.saw = map(list, self.flow[1:5])
         self.width = min(self.tasks.width, count)
+        #: how often answers of a shard were refused in a row
+        self.tries: Counter[int] = Counter()
+
+    def visit(self, state: Working, sites: list[ShardSite], tick: Tick) -> Visited[Working]:
+        sizes, taken, refused, distance = self.engine.form.sizes, 0, 0, 0.0
         for k in self._flying():
             if self.sent[k] and self.sent[k] % LATE == 0:
-                self._send(k)
-        while taken < count:
-            self._fill()
+                self._send(k, sites)
+        while taken < len(sites):
+            self._fill(sites)
             (k, visit), answers = self.tasks.take()
             if visit != self.answered[k]:
                 continue
@@ -83,20 +83,22 @@ class AsTheyCome(Visits[Working]):
                 continue
             self.answered[k] += 1
             [update] = answers
-            accepted = self._accept(k, update)
+            accepted = self._accept(k, update, sites)
             if not accepted:
-                self.refused += sizes[k]
+                refused += sizes[k]
                 self.tries[k] += 1
                 if self._share(k) >= LEAST_SHARE:
                     self._hurry(k)
                     continue
             self.tries[k] = 0
             self.saw[k] = self.sent[k]
-            self.refused += update.refused if accepted else 0
-            self.distance = max(self.distance, update.distance)
+            refused += update.refused if accepted else 0
+            distance = max(distance, update.distance)
             taken += 1
             tick(sizes[k])
-        return Visited(Counts(self.refused))
+        # not while a shard has changed in its last sweep
+        settled = None if distance <= self.schedule.tol else False
+        return Visited(Counts(refused), settled=settled)
 
     def accelerate(
         self, old: Working, new: Working, visited: Visited[Working], moved: float
@@ -109,7 +111,7 @@ class AsTheyCome(Visits[Working]):
         summary, tol, damping = self.engine.summary, self.schedule.tol, self.schedule.damping
         left = moved / damping
         flow = self.flow_after(new.memory.parts, left <= tol)
-        settled = None if max(flow.saw) <= flow.quiet and self.distance <= tol else False
+        settled = visited.settled if max(flow.saw) <= flow.quiet else False
         if settled is None and damping < 1.0 and 0.0 < tol >= left:
             # log scales follow
             before, now = (summary(s).log_evidence for s in (old, new))
@@ -128,7 +130,7 @@ class AsTheyCome(Visits[Working]):
         """Shards of which an answer will count."""
         return {k for k, visit in self.tasks.in_flight() if visit == self.answered[k]}
 
-    def _fill(self) -> None:
+    def _fill(self, sites: list[ShardSite]) -> None:
         """Send shards until there are enough in flight: who waited longest, where a worker idles.
 
         No worker idles while another has a queue.
@@ -141,7 +143,7 @@ class AsTheyCome(Visits[Working]):
             rows = self.engine.form.rows
             others = [rows[other] for other in flying]
             k = next((k for k in waiting if self.tasks.idles(rows[k], others)), waiting[0])
-            self._send(k)
+            self._send(k, sites)
             flying.add(k)
 
     def _hurry(self, k: int) -> None:
@@ -149,24 +151,24 @@ class AsTheyCome(Visits[Working]):
         self.queue.remove(k)
         self.queue.insert(0, k)
 
-    def _send(self, k: int) -> None:
+    def _send(self, k: int, sites: list[ShardSite]) -> None:
         if k not in self._flying():  # of two that are under way the first counts
             self.sent[k] = 0
         self.queue.remove(k)
         self.queue.append(k)
-        call = self.engine.form.call(k, self.precision, self.shift, self.parts[k], self._share(k))
+        call = self.engine.form.call(k, self.precision, self.shift, sites[k], self._share(k))
         self.tasks.begin({(k, self.answered[k]): [call]})
 
     def _share(self, k: int) -> float:
         return float(self.schedule.damping * 0.5 ** self.tries[k])
 
-    def _accept(self, k: int, update: Update) -> bool:
+    def _accept(self, k: int, update: Update, sites: list[ShardSite]) -> bool:
         """Put the new site of a shard in place of the old one, unless that makes q improper."""
-        gain = families.quotient(update.site, self.parts[k].site)
+        gain = families.quotient(update.site, sites[k].site)
         precision = self.precision + gain.precision
         if not is_proper(precision) or not np.isfinite(gain.shift).all():
             return False
         # whatever is in a part is in the posterior, which is made from them anew
-        self.parts[k] = ShardSite(update.site, update.rows)
+        sites[k] = ShardSite(update.site, update.rows)
         self.precision, self.shift = precision, self.shift + gain.shift
         return True
