@@ -35,6 +35,7 @@ SCRIPTS = {
     "likelihoods.peers": "likelihood_peers",
     "graph.ratings": "ratings",
     "dask.accept": "dask_accept",
+    "dask.order": "dask_order",
     "history.revisions": "history",
     "users.defaults": "defaults",
     "users.peers": "user_peers",

@@ -33,7 +33,7 @@ spec.loader.exec_module(count_reader)
 #: the calls, as on the page, and how many functions one runs through that is listed for that alone
 LISTS = {"fit_linear": 20, "LinearClassifier": 60}
 #: methods that are listed whatever they run through: those of a sweep
-KEY = {"sweep", "visit", "built"}
+KEY = {"sweep", "visit", "rebuild"}
 #: a function that runs through no more than its caller's share of this is a step of its own
 SHARE = 0.9
 

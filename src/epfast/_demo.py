@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epfast._arrays import Indices
+    from epfast.gaussian.average import IntegratedPosterior
     from epfast.gaussian.linear_posterior import LinearPosterior
     from epfast.inference.certificates import Check
 
@@ -106,7 +107,11 @@ def run(pictures: Path | None) -> int:
 
 
 def _draw(
-    post: LinearPosterior, check: Check, some: Indices, names: Sequence[str], picture: Path
+    post: LinearPosterior | IntegratedPosterior,
+    check: Check,
+    some: Indices,
+    names: Sequence[str],
+    picture: Path,
 ) -> None:
     from matplotlib.figure import Figure
 

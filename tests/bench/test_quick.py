@@ -13,6 +13,7 @@ FOLDER = Path(bench.__file__).parent
 #: scripts without a quick form, and why
 NONE = {
     "dask.accept": "two clusters of processes; tests/dask/ has its parts in small",
+    "dask.order": "a cluster of processes",
 }
 SCRIPTS = [name for name in bench.SCRIPTS if name not in NONE]
 #: seconds of the processor that a quick form takes at most on a quiet machine, how many times that

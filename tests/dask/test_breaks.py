@@ -3,12 +3,9 @@
 import os
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import Executor, ThreadPoolExecutor
 
 import distributed
-import numpy as np
 import pytest
 
 import epfast
@@ -21,53 +18,6 @@ pytestmark = [
     pytest.mark.full,
     pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning", "ignore:Sending large"),
 ]
-
-
-class Straggling(Executor):
-    """Threads, of which one task waits until the fit is over, or for long."""
-
-    def __init__(self, slow, seconds):
-        self.pool, self._max_workers = ThreadPoolExecutor(3), 3
-        self.slow, self.seconds, self.count = slow, seconds, 0
-        self.over, self.slept = threading.Event(), False
-
-    def submit(self, function, /, *args, **more):
-        self.count += 1
-        waits = self.count == self.slow
-
-        def called():
-            if waits:
-                self.slept = not self.over.wait(self.seconds)
-            return function(*args, **more)
-
-        return self.pool.submit(called)
-
-
-def test_a_pass_does_not_wait_for_a_straggler():
-    executor = Straggling(slow=5, seconds=2.0)
-    ends = []
-
-    def after(info, state):
-        ends.append((time.monotonic(), executor.count))
-
-    began = time.monotonic()
-    schedule = DEP(6, 8, 0.0)
-    post = fit_linear(X, Y, schedule=schedule, executor=executor, callback=after)
-    executor.over.set()
-    executor.pool.shutdown()
-    passes = np.diff([began, *(end for end, _ in ends)])
-    assert len(ends) == 8
-    assert not executor.slept, "all passes had to be over before the task that waits"
-    assert passes.max() < 2.0
-    assert np.abs(post.mean - fit_linear(X, Y, schedule=EP(**TIGHT)).mean).max() < 0.2
-
-
-def test_convergence_waits_for_the_shard_that_was_not_heard():
-    executor = Straggling(slow=2, seconds=0.5)
-    post = fit_linear(X, Y, schedule=DEP(6, 10_000, 1e-7), executor=executor)
-    executor.pool.shutdown()
-    assert post.converged
-    assert_same(post, fit_linear(X, Y, schedule=EP(**TIGHT)), 1e-5)
 
 
 def test_a_worker_that_is_busy_does_not_hold_up_the_others(client):

@@ -10,7 +10,6 @@ from epfast import DAEP, DEP, EP, fit_linear
 from epfast.dask import cluster as place
 from epfast.inference.executors import workers_of
 from tests.dask.test_cluster import FEW, X, Y, collections
-from tests.oracles.full_fits import TIGHT, assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning", "ignore:Sending large")
 
@@ -33,12 +32,6 @@ def test_a_client_is_an_executor(client, given):
     plain = fit_linear(X, Y, **given)
     np.testing.assert_array_equal(post.precision, plain.precision)
     np.testing.assert_array_equal(post.shift, plain.shift)
-
-
-def test_as_completed_by_a_client(client):
-    post = fit_linear(X, Y, schedule=DEP(6, 30, 1e-7), executor=client.get_executor())
-    assert post.converged
-    assert_same(post, fit_linear(X, Y, schedule=EP(**TIGHT)), 1e-5)
 
 
 def test_another_version(client, monkeypatch):
@@ -104,7 +97,9 @@ def test_fits_are_tasks_without_a_client(scheduler):
 
 def test_a_fitting_method_is_a_task(client):
     rows, labels, _ = collections()
-    model = epd.LinearRegressor(loss="gaussian", schedule=DEP(2, 2, 0.0, inner=FEW))
+    # as answers come, two passes depend on how late they are
+    schedule = DEP(2, 2, 0.0, order="parallel", inner=FEW)
+    model = epd.LinearRegressor(loss="gaussian", schedule=schedule)
     futures = [client.submit(model.fit, rows, labels, pure=False) for _ in range(3)]
     plain = model.fit(rows, labels)
     for fitted in client.gather(futures):

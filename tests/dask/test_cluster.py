@@ -14,6 +14,7 @@ import epfast
 import epfast.dask as epd
 from epfast import DAEP, DEP, DSEP, EP, fit_linear
 from epfast.dask import worker
+from epfast.gaussian.shards import KeptRows
 from epfast.inference import Sites
 from tests.oracles.data import classes
 from tests.oracles.full_fits import TIGHT, assert_same
@@ -270,25 +271,34 @@ def test_ctrl_c_leaves_the_posterior_so_far(client):
 
 
 def test_a_visit_that_is_made_twice_gives_the_same():
-    loaded = worker.load([0], [X], [Y], None, epfast.losses.resolve("logistic"), False, D)
-    problem = fit_linear(X, Y).problem
+    data = worker.load([0], [X], [Y], None, epfast.losses.resolve("logistic"), False, D)
     inner = FEW.filled(power=1.0, damping=1.0)
-    template = problem._replace(data=None, prior=None, base=None, schedule=inner)
-    nothing = np.zeros(())
-    flat = worker.packed(Sites(np.zeros((D, D)), np.zeros(D), nothing))
-    q = worker.packed(Sites(np.eye(D), np.zeros(D), nothing))
+    nothing = {"prior": None, "base": None}
+    shard = fit_linear(X, Y).problem._replace(data=data, schedule=inner, **nothing)
+    flat, rows = Sites(np.zeros((D, D)), np.zeros(D), np.zeros(())), KeptRows("t", 0, 0)
+
+    def visit(site, rows, damping):
+        q = np.eye(D) + site.precision, site.shift
+        return worker.update_kept(shard, *q, site, rows, damping)
+
     try:
-        first = worker.visit_rows(loaded, template, worker.Visit("t", 0, 0, q, flat, 1.0))
-        again = worker.visit_rows(loaded, template, worker.Visit("t", 0, 0, q, flat, 1.0))
+        first, again = (visit(flat, rows, 1.0) for _ in range(2))
         np.testing.assert_array_equal(first.site.precision, again.site.precision)
-        site = worker.unpacked(first.site)
-        q = worker.packed(Sites(np.eye(D) + site.precision, site.shift, nothing))
-        asked = worker.Visit("t", 0, 1, q, first.site, 0.5)
-        second, twice = (worker.visit_rows(loaded, template, asked) for _ in range(2))
+        assert first.rows == again.rows == KeptRows("t", 0, 1)
+        second, twice = (visit(first.site, first.rows, 0.5) for _ in range(2))
         np.testing.assert_array_equal(second.site.precision, twice.site.precision)
         worker.forget("t")  # the worker has died: the cavity is right all the same
-        cold = worker.unpacked(worker.visit_rows(loaded, template, asked).site)
-        warm = worker.unpacked(second.site)
-        assert np.abs(cold.precision - warm.precision).max() < 0.1 * np.abs(site.precision).max()
+        cold, warm = visit(first.site, first.rows, 0.5).site, second.site
+        size = np.abs(first.site.precision).max()
+        assert np.abs(cold.precision - warm.precision).max() < 0.1 * size
     finally:
         worker.forget("t")
+
+
+def test_what_travels_comes_as_it_was():
+    site = Sites(np.array([[2.0, 1.0], [1.0, 3.0]]), np.ones(2), np.zeros(()))
+    sent = worker.packed(site)
+    assert sent.precision.tolist() == [[2.0, 1.0, 3.0]]
+    assert worker.bytes_of(sent) == 8 * 5
+    np.testing.assert_array_equal(worker.unpacked(sent).precision, site.precision)
+    assert worker.unpacked(worker.packed(0.5)) == 0.5

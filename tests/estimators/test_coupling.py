@@ -15,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from epfast import ADF, GPClassifier, LinearClassifier, NetworkClassifier
-from epfast.estimators.coupling import GRID, best, left_out, log_probabilities, tally
+from epfast.estimators.base import GRID, best, left_out, log_probabilities, tally
 
 RNG = np.random.default_rng(0)
 

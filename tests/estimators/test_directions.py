@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from epfast import LinearClassifier
-from epfast.estimators import linear_model, search
-from epfast.estimators.directions import FROM, in_directions
+from epfast.estimators import linear, search
+from epfast.estimators.search import FROM, in_directions
 
 N, D, RANK = 400, FROM + 30, 40
 
@@ -23,10 +23,8 @@ def images(classes=3):
 
 def problem_of(monkeypatch, **given):
     """The binary problems of a fit."""
-    seen, highest = [], linear_model.highest
-    monkeypatch.setattr(
-        linear_model, "highest", lambda *some: seen.append(some[0]) or highest(*some)
-    )
+    seen, highest = [], linear.highest
+    monkeypatch.setattr(linear, "highest", lambda *some: seen.append(some[0]) or highest(*some))
     LinearClassifier(integrate=False, **given).fit(*images())
     return seen[0].problem
 
@@ -65,5 +63,5 @@ def test_few_columns_and_few_that_do_not_vary_are_searched_as_they_are(monkeypat
     assert not list(in_directions(problem._replace(problems=[few], d=39)))
     apart = np.linalg.qr(np.random.default_rng(0).normal(size=(N, D)))[0] * problem.units.scale
     data = first.data._replace(X=np.column_stack([apart, np.ones(N)]))
-    other = first._replace(data=data, center=np.zeros(D))
+    other = first._replace(data=data, prior=replace(first.prior, center=np.zeros(D)))
     assert not list(in_directions(problem._replace(problems=[other])))

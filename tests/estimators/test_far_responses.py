@@ -14,7 +14,7 @@ from epfast import ADF, EP, GPRegressor, LinearRegressor, losses
 
 pytest.importorskip("sklearn")
 
-from epfast.estimators import linear_model
+from epfast.estimators import linear
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::epfast.ConvergenceWarning"),
@@ -233,12 +233,12 @@ def test_a_warm_start_follows_y():
 
 
 def test_the_posterior_of_an_interrupted_fit_is_that_of_y(monkeypatch):
-    final = linear_model.final
+    final = linear.final
 
     def pressed(search, *given):
         raise epfast.Interrupted(final(search, *given).posteriors[0])
 
-    monkeypatch.setattr(linear_model, "final", pressed)
+    monkeypatch.setattr(linear, "final", pressed)
     with pytest.raises(epfast.Interrupted) as caught:
         LinearRegressor(loss="student_t", integrate=False).fit(X, Y + 1e6)
     monkeypatch.undo()

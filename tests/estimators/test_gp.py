@@ -29,7 +29,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import epfast
 from epfast import EP, GPClassifier, GPRegressor
-from epfast.estimators import process_model, processes
+from epfast.estimators import kernels, process as gp
 from epfast.inference.runtime import memory_left
 from tests.oracles.data import process
 
@@ -288,9 +288,9 @@ class Variance(Kernel):
 def test_the_kernel_is_checked_once(monkeypatch):
     """At the hyper-parameters that are found; the search does not factorise K to check it."""
     checked = []
-    plain = processes.checked_kernel
+    plain = kernels.checked_kernel
     monkeypatch.setattr(
-        processes, "checked_kernel", lambda *given: checked.append(1) or plain(*given)
+        kernels, "checked_kernel", lambda *given: checked.append(1) or plain(*given)
     )
     GPClassifier(KERNEL).fit(X, Y)
     assert len(checked) == 1
@@ -422,11 +422,11 @@ def test_a_kernel_that_is_no_covariance_is_named(kind, optimizer, kernel):
 def test_rows_whose_matrices_do_not_fit_are_refused(kind, monkeypatch):
     """A search over a kernel without a closed form has a matrix of slopes per hyper-parameter."""
     many = ConstantKernel() * RBF() + ConstantKernel() * RBF(10.0)
-    monkeypatch.setattr(process_model, "memory_left", lambda: 4.0 * 8.0 * len(X) ** 2)
+    monkeypatch.setattr(gp, "memory_left", lambda: 4.0 * 8.0 * len(X) ** 2)
     kind(many, optimizer=None).fit(X, SIGNS)
     with pytest.raises(ValueError, match="80 rows"):
         kind(many).fit(X, SIGNS)
-    monkeypatch.setattr(process_model, "memory_left", lambda: 1e5)
+    monkeypatch.setattr(gp, "memory_left", lambda: 1e5)
     with pytest.raises(ValueError, match=r"80 rows: .* more than 1e\+05 bytes.*rank="):
         kind().fit(X, SIGNS)
     kind(KERNEL, optimizer=None, rank=5).fit(X, SIGNS)
@@ -434,8 +434,8 @@ def test_rows_whose_matrices_do_not_fit_are_refused(kind, monkeypatch):
     def full(*given):
         raise MemoryError("Unable to allocate 1.49 GiB")
 
-    monkeypatch.setattr(process_model, "memory_left", lambda: 1e12)
-    monkeypatch.setattr(process_model, "search", full)
+    monkeypatch.setattr(gp, "memory_left", lambda: 1e12)
+    monkeypatch.setattr(gp, "search", full)
     with pytest.raises(MemoryError, match="rank="):
         kind().fit(X, SIGNS)
 

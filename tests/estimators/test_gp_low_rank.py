@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteK
 
 import epfast
 from epfast import EP, DataWarning, GPClassifier, GPPosterior, GPRegressor, LowRankGPPosterior
-from epfast.estimators import process_model, process_search, processes
+from epfast.estimators import kernels, process
 from epfast.estimators.kernels import Stationary
 
 KERNEL = ConstantKernel(4.0) * RBF(1.5)
@@ -19,7 +19,7 @@ KERNEL = ConstantKernel(4.0) * RBF(1.5)
 @pytest.fixture
 def early(monkeypatch):
     """Low ranks are tried for few rows, too, so that tests are small."""
-    monkeypatch.setattr(process_model, "LOW_RANK_FROM", 300)
+    monkeypatch.setattr(process, "LOW_RANK_FROM", 300)
 
 
 def waves(n=400, d=2, seed=0):
@@ -32,7 +32,7 @@ def waves(n=400, d=2, seed=0):
 def exactly(monkeypatch, model, X, y, **given):
     """The same fit without a low rank."""
     with monkeypatch.context() as m:
-        m.setattr(process_model, "LOW_RANK_FROM", 10**9)
+        m.setattr(process, "LOW_RANK_FROM", 10**9)
         return model.fit(X, y, **given)
 
 
@@ -87,8 +87,8 @@ def test_a_search_that_leaves_low_ranks_goes_on_exactly(early, monkeypatch):
     X = np.random.default_rng(0).uniform(-2.0, 2.0, size=(400, 3))
     y = np.where(np.sin(2.0 * X).sum(axis=1) > 0.0, 1, -1)
     ranks = []
-    plain = process_search.Evidence.maximum
-    monkeypatch.setattr(process_search.Evidence, "maximum", lambda self, *given: (
+    plain = process.Evidence.maximum
+    monkeypatch.setattr(process.Evidence, "maximum", lambda self, *given: (
         ranks.append(getattr(self.problem, "pivots", None)) or plain(self, *given)
     ))  # fmt: skip
     model = GPClassifier(ConstantKernel(4.0, (1e-2, 1e3)) * RBF(2.0)).fit(X, y)
@@ -168,7 +168,7 @@ def test_warm_starts_between_forms(early, monkeypatch):
 
 
 def test_rows_that_fit_as_a_low_rank_alone(early, monkeypatch):
-    monkeypatch.setattr(processes, "memory_left", lambda: 1e5)
+    monkeypatch.setattr(kernels, "memory_left", lambda: 1e5)
     X, _, y = waves()
     assert isinstance(GPClassifier(KERNEL).fit(X, y).posterior_, LowRankGPPosterior)
     with pytest.raises(MemoryError, match=r"400 rows: .*allowed: fewer rows.*rank="):

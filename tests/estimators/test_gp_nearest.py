@@ -11,8 +11,8 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Ma
 
 import epfast
 from epfast._core.nearest import regress
-from epfast.estimators import neighbors, process_model
-from epfast.estimators.neighbors import Neighbors
+from epfast.estimators import kernels, process
+from epfast.estimators.kernels import Neighbors
 
 KERNEL = ConstantKernel(2.0) * RBF(1.3)
 
@@ -150,7 +150,7 @@ def test_regressor_with_all_rows_is_exact(loss):
 
 
 def test_beyond_exact_sizes_it_says_so(monkeypatch):
-    monkeypatch.setattr(process_model, "EXACT_UP_TO", 100)
+    monkeypatch.setattr(process, "EXACT_UP_TO", 100)
     X, y = table(150, 6)
     with pytest.warns(epfast.DataWarning, match="150 rows.*would take"):
         near = epfast.GPClassifier(n_neighbors=20).fit(X, y)
@@ -258,7 +258,7 @@ def test_ctrl_c_leaves_what_was_found(monkeypatch, calls):
             raise KeyboardInterrupt
         return regress(*args, **given)
 
-    monkeypatch.setattr(neighbors, "regress", pressed)
+    monkeypatch.setattr(kernels, "regress", pressed)
     with pytest.raises(epfast.Interrupted) as caught:
         classifier(method="nearest", n_neighbors=20).fit(X, y)
     post = caught.value.posterior

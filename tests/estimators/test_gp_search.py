@@ -20,8 +20,8 @@ from sklearn.preprocessing import StandardScaler
 
 import epfast
 from epfast import EP, ConvergenceWarning, GPClassifier, GPRegressor
-from epfast.estimators import kernels, process_search, processes
-from epfast.estimators.process_search import Start
+from epfast.estimators import kernels, process
+from epfast.estimators.process import Start
 from epfast.gaussian import fit_hyper_gp
 from epfast.gaussian.fit_hyper_gp import ProcessPoint
 from tests.oracles.data import classes, rbf
@@ -135,16 +135,16 @@ def test_the_default_with_more_rows_than_a_pilot(monkeypatch):
     rows, labels = rings(400)
     whole = GPClassifier().fit(rows, labels)
     sizes = []
-    plain = process_search.Evidence.posterior_at
+    plain = process.Evidence.posterior_at
 
     def fitted(self, *given):
         sizes.append(len(self.problem.X))
         return plain(self, *given)
 
-    monkeypatch.setattr(process_search.Evidence, "posterior_at", fitted)
+    monkeypatch.setattr(process.Evidence, "posterior_at", fitted)
     again = GPClassifier().fit(rows, labels)
     np.testing.assert_array_equal(whole.kernel_.theta, again.kernel_.theta)
-    assert set(sizes) == {process_search.PILOT, 400}
+    assert set(sizes) == {process.PILOT, 400}
     # few fits see all rows
     assert sizes.count(400) < 0.5 * len(sizes)
 
@@ -259,14 +259,20 @@ def test_a_failed_fit_is_infinite_for_an_optimizer(monkeypatch):
     model = GPClassifier(1.0 * RBF(1.0), loss="noisy_step", optimizer=None).fit(rows, labels)
     # which fits are trusted: see tests of their certificate
     monkeypatch.setattr(fit_hyper_gp, "trusted", lambda post: post.diagonal[0] < 2.0)
-    target = process_search.Evidence(model._problems[0], Start(np.zeros(2)))
-    value, slope = target.objective(np.log([4.0, 4.0]))
-    assert value == np.inf
-    assert not slope.any()
-    assert (target.tried, target.lost) == (1, 1)
-    value, slope = target.objective(np.log([1.0, 4.0]))
-    assert 0.0 < value < 150 * np.log(2.0)
-    assert (target.tried, target.lost) == (2, 1)
+    target = process.Evidence(model._problems[0], Start(np.zeros(2)))
+
+    def optimizer(objective, theta, bounds):
+        value, slope = objective(np.log([4.0, 4.0]))
+        assert value == np.inf
+        assert not slope.any()
+        assert (target.tried, target.lost) == (1, 1)
+        value, slope = objective(np.log([1.0, 4.0]))
+        assert 0.0 < value < 150 * np.log(2.0)
+        assert (target.tried, target.lost) == (2, 1)
+        return np.log([1.0, 4.0]), value
+
+    end = target.maximum(optimizer)
+    np.testing.assert_array_equal(end.theta, np.log([1.0, 4.0]))
 
 
 @pytest.mark.filterwarnings("ignore:EP failed at:epfast.ConvergenceWarning")
@@ -358,9 +364,9 @@ def test_no_seed_is_a_seed():
 
 def test_warm_start(monkeypatch):
     tried = []
-    plain = process_search.Evidence.posterior_at
+    plain = process.Evidence.posterior_at
     monkeypatch.setattr(
-        process_search.Evidence, "posterior_at", lambda self, *g: tried.append(1) or plain(self, *g)
+        process.Evidence, "posterior_at", lambda self, *g: tried.append(1) or plain(self, *g)
     )
     model = GPClassifier(ConstantKernel(1.0) * RBF(20.0), warm_start=True).fit(X, Y)
     first, cold = model.kernel_.theta, len(tried)
@@ -530,15 +536,16 @@ def test_points_without_a_fit_are_lost(monkeypatch, edge):
         )
         return ProcessPoint(lambda *given: post, lambda post: np.array([-100.0 * (x - 1.2)]))
 
-    monkeypatch.setattr(processes.BinaryProcess, "at", at)
+    monkeypatch.setattr(kernels.BinaryProcess, "at", at)
     monkeypatch.setattr(fit_hyper_gp, "trusted", lambda post: True)
     for start in (-3.0, min(edge, 1.2) - 1e-3):
-        target = process_search.Evidence(model._problems[0], Start(np.array([start])))
+        target = process.Evidence(model._problems[0], Start(np.array([start])))
         end = target.maximum("fmin_l_bfgs_b")
         assert start <= end.theta[0] <= edge
         assert end.theta[0] == pytest.approx(min(edge, 1.2), abs=1e-2 if edge < 1.2 else 1e-4)
         assert target.tried < 80
-    assert process_search.Evidence(model._problems[0], Start(np.array([2.0]))).maximum(None) is None
+    target = process.Evidence(model._problems[0], Start(np.array([2.0])))
+    assert target.maximum("fmin_l_bfgs_b") is None
 
 
 def test_more_restarts_are_never_worse():
@@ -555,12 +562,12 @@ def test_more_restarts_are_never_worse():
 
 def test_sweeps_that_do_not_shrink_are_given_up():
     def swept(changes):
-        ends = processes.stalled()
+        ends = kernels.stalled()
         return [ends(SimpleNamespace(change=change), None) for change in changes]
 
     assert not any(swept(0.8**k for k in range(200)))
     stalled = swept([1.0] * 20)
-    assert stalled.index(True) == processes.PATIENCE
+    assert stalled.index(True) == kernels.PATIENCE
     assert any(swept(0.95**k for k in range(200)))
 
 
@@ -568,7 +575,7 @@ def test_sweeps_that_do_not_shrink_are_given_up():
 def test_sweeps_of_a_search_are_few_where_none_hold(monkeypatch):
     """A search with Student-t noise, whose fits at small scales do not converge."""
     sweeps = []
-    plain = processes.fit_process
+    plain = kernels.fit_process
 
     def counted(problem, start, **given):
         post = plain(problem, start, **given)
@@ -576,7 +583,7 @@ def test_sweeps_of_a_search_are_few_where_none_hold(monkeypatch):
             sweeps.append((len(post.history), post.converged, given.get("callback") is not None))
         return post
 
-    monkeypatch.setattr(processes, "fit_process", counted)
+    monkeypatch.setattr(kernels, "fit_process", counted)
     rng = np.random.default_rng(0)
     rows = rng.uniform(-2.0, 2.0, size=(60, 2))
     y = np.sin(3.0 * rows[:, 0]) * rows[:, 1] + 0.01 * rng.standard_t(1.5, size=60)

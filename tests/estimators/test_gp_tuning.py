@@ -12,7 +12,7 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
 from epfast import EP, GPClassifier, fit_gp
-from epfast.estimators import kernels, process_search
+from epfast.estimators import kernels, process
 from epfast.gaussian.forms.kernel import ProcessEngine
 from tests.oracles.data import classes
 
@@ -139,7 +139,7 @@ def test_an_evaluation_takes_few_factorisations(monkeypatch):
     """Sweeps and joint steps alike are of order n^3."""
     rows, labels = cancer()
     counts = {"sweeps": 0, "evaluations": 0}
-    sweep, fitted = ProcessEngine.sweep, process_search.Evidence.posterior_at
+    sweep, fitted = ProcessEngine.sweep, process.Evidence.posterior_at
 
     def counted(self, *given):
         counts["sweeps"] += self.n_sites == len(rows)
@@ -150,21 +150,21 @@ def test_an_evaluation_takes_few_factorisations(monkeypatch):
         return fitted(self, *given)
 
     monkeypatch.setattr(ProcessEngine, "sweep", counted)
-    monkeypatch.setattr(process_search.Evidence, "posterior_at", evaluated)
+    monkeypatch.setattr(process.Evidence, "posterior_at", evaluated)
     GPClassifier().fit(rows, labels)
     assert counts["sweeps"] <= 2.5 * counts["evaluations"]
 
 
 def test_lost_hyper_parameters_are_counted(monkeypatch):
     rows, labels = rings()
-    plain, tried = process_search.Evidence.valid_fit, []
+    plain, tried = process.Evidence.valid_fit, []
 
     def fit_at(self, u, *given):
         tried.append(u.tobytes())
         lost = len(tried) > 2 and tried[-1] == tried[2]
         return None if lost else plain(self, u, *given)
 
-    monkeypatch.setattr(process_search.Evidence, "valid_fit", fit_at)
+    monkeypatch.setattr(process.Evidence, "valid_fit", fit_at)
     with pytest.warns(UserWarning, match=r"failed at 1 of \d+ hyper-parameters"):
         model = GPClassifier(1.0 * RBF(1.0)).fit(rows, labels)
     assert model.n_failed_points_ == 1

@@ -19,9 +19,15 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from epfast import LinearClassifier
-from epfast.estimators import ConvergenceWarning, EvidenceWarning, linear_model
-from epfast.estimators.evidence import BinaryProblems, certified
-from epfast.estimators.search import EvidenceTarget, Learnt, beyond, final
+from epfast.estimators import ConvergenceWarning, EvidenceWarning, linear
+from epfast.estimators.search import (
+    BinaryProblems,
+    EvidenceTarget,
+    Learnt,
+    beyond,
+    certified,
+    final,
+)
 from epfast.estimators.units import Units
 from epfast.gaussian.engine import EPEngine
 from epfast.inference import Sites
@@ -258,9 +264,9 @@ def test_a_search_of_separated_classes_takes_few_fits(monkeypatch):
     rows = rng.normal(size=(400, 60))
     labels = rows @ rng.normal(size=60) > 0.0
     targets = []
-    highest = linear_model.highest
+    highest = linear.highest
     monkeypatch.setattr(
-        linear_model, "highest", lambda *given: targets.append(given[0]) or highest(*given)
+        linear, "highest", lambda *given: targets.append(given[0]) or highest(*given)
     )
     LinearClassifier(integrate=False).fit(rows, labels)
     assert isinstance(targets[0], EvidenceTarget)
@@ -271,9 +277,9 @@ def test_a_search_of_separated_classes_takes_few_fits(monkeypatch):
 def test_the_last_fit_of_a_search_is_the_result(monkeypatch):
     """It is of the same schedule and prior, so that as many fits are made as the search has."""
     targets, fits = [], []
-    highest, fit = linear_model.highest, BinaryProblems.fit
+    highest, fit = linear.highest, BinaryProblems.fit
     monkeypatch.setattr(
-        linear_model, "highest", lambda *given: targets.append(given[0]) or highest(*given)
+        linear, "highest", lambda *given: targets.append(given[0]) or highest(*given)
     )
     monkeypatch.setattr(BinaryProblems, "fit", lambda *given: fits.append(1) or fit(*given))
     model = LinearClassifier(integrate=False).fit(X, Y)

@@ -14,8 +14,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import epfast
 from epfast import EP, GPClassifier, LinearClassifier
-from epfast.estimators.evidence import at_mode
-from epfast.estimators.jobs import in_threads, jobs_of, shares
+from epfast.estimators.base import in_threads, jobs_of, shares
+from epfast.estimators.linear import at_mode
 from epfast.inference import runtime
 from epfast.inference.runtime import cores
 

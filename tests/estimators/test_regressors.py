@@ -9,7 +9,7 @@ from scipy import optimize, special, stats
 
 import epfast
 from epfast import EP, GPRegressor, LinearRegressor, losses
-from epfast.estimators.parameters import LossParameters
+from epfast.estimators.search import LossParameters
 from epfast.inference.learning import derivatives_by_loss
 
 pytest.importorskip("sklearn")
@@ -517,7 +517,7 @@ def test_what_has_no_slopes_learns_from_some_rows(given, name, monkeypatch):
     assert model.loss_ == full.loss_
     assert model.prior_variance_ == full.prior_variance_
     np.testing.assert_allclose(model.coef_, full.coef_, atol=0.1)
-    monkeypatch.setattr("epfast.estimators.linear_regressor.FEW", 40)
+    monkeypatch.setattr("epfast.estimators.linear.FEW", 40)
     fewer = fitted(LinearRegressor, name, **given)
     assert fewer.loss_ != full.loss_
     what = model.loss_.learnable[0]
@@ -527,7 +527,7 @@ def test_what_has_no_slopes_learns_from_some_rows(given, name, monkeypatch):
 
 def test_many_rows_and_columns_have_a_default(monkeypatch):
     for place in (
-        "epfast.estimators.linear_model.FULL_UP_TO",
+        "epfast.estimators.linear.FULL_UP_TO",
         "epfast.gaussian.fit_linear.FULL_UP_TO",
     ):
         monkeypatch.setattr(place, 2)

@@ -8,8 +8,7 @@ from scipy import optimize, sparse
 
 import epfast
 from epfast import LinearRegressor, fit_linear
-from epfast.estimators.search import EvidenceTarget
-from epfast.estimators.spectrum import Spectrum
+from epfast.estimators.search import EvidenceTarget, Spectrum
 from epfast.losses import Gaussian
 
 RNG = np.random.default_rng(5)

@@ -7,8 +7,8 @@ import pytest
 from scipy import sparse
 
 from epfast import EP, FullPosterior, LinearClassifier, WidePosterior
-from epfast.estimators.evidence import at_mode
-from epfast.gaussian import wide
+from epfast.estimators.linear import at_mode
+from epfast.gaussian import prior, table
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::epfast.estimators.EvidenceWarning", "ignore::FutureWarning"
@@ -27,7 +27,7 @@ def fitted(monkeypatch, X, y, **given):
     given = {"schedule": EP(sweeps=200, tol=1e-10)} | given
     ours = LinearClassifier(**given).fit(X, y)
     with monkeypatch.context() as patch:
-        patch.setattr(wide, "is_wide", lambda n, d: False)
+        patch.setattr(table, "is_wide", lambda n, d: False)
         theirs = LinearClassifier(**given).fit(X, y)
     assert all(isinstance(at_mode(post), WidePosterior) for post in ours.posteriors_)
     assert not any(isinstance(at_mode(post), WidePosterior) for post in theirs.posteriors_)
@@ -59,8 +59,8 @@ def test_variances_per_group(monkeypatch):
 def test_one_product_of_the_rows(monkeypatch):
     """The search multiplies the rows once, for all fits of all classes; pickles leave it out."""
     calls = []
-    gram = wide.gram
-    monkeypatch.setattr(wide, "gram", lambda *given: calls.append(0) or gram(*given))
+    gram = prior.gram
+    monkeypatch.setattr(prior, "gram", lambda *given: calls.append(0) or gram(*given))
     X, y = data()
     model = LinearClassifier().fit(X, y + (X[:, 0] > 3.0))
     assert len(calls) == 1
@@ -81,7 +81,7 @@ def test_chunks(monkeypatch):
     assert kinds == [WidePosterior, WidePosterior, FullPosterior]
     assert len(model.posterior_.sites.shift) == 60
     with monkeypatch.context() as patch:
-        patch.setattr(wide, "is_wide", lambda n, d: False)
+        patch.setattr(table, "is_wide", lambda n, d: False)
         other = LinearClassifier(prior_variance=0.3)
         for part in parts:
             other.partial_fit(X[part], y[part], classes=[0, 1])

@@ -4,7 +4,7 @@ import itertools
 import pickle
 import tracemalloc
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -647,3 +647,27 @@ def test_few_rows_make_no_matrix_of_the_weights(loss):
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 0.25 * 8 * X.shape[1] ** 2
+
+
+@dataclass(frozen=True)
+class TwoNormals(epfast.losses.Prior):
+    """A prior of one's own, with nothing to learn."""
+
+    share: float = 0.2
+
+    @property
+    def spread(self):
+        return 0.8 * 0.01 + 0.2 * 4.0
+
+    def mixture(self):
+        return np.log([1.0 - self.share, self.share]), np.array([0.01, 4.0])
+
+
+def test_a_prior_of_ones_own_has_no_gradient_and_no_file(tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(30, 3))
+    post = fit_linear(X, X[:, 0], loss=Gaussian(0.5), prior=TwoNormals())
+    assert post.prior_gradient() == {}
+    with pytest.raises(TypeError, match=r"prior is TwoNormals\(.*of a class of your own; allowed"):
+        post.save(tmp_path / "own.npz")
+    assert not list(tmp_path.iterdir())

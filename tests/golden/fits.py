@@ -469,14 +469,11 @@ def shards(data: Data) -> Iterator[Fit]:
         schedule=epfast.DEP(shards=4, order="parallel", **common),
         posterior="factorized",
     )
-    for order in ("parallel", "as_completed"):
-        yield Fit(
-            f"threads, {order}",
-            lambda order=order: on_threads(
-                model, schedule=epfast.DEP(shards=4, order=order, **common)
-            ),
-            model.new,
-        )
+    yield Fit(
+        "threads, parallel",
+        lambda: on_threads(model, schedule=epfast.DEP(shards=4, order="parallel", **common)),
+        model.new,
+    )
 
 
 def on_threads(model: Model, **given: Any) -> Any:

@@ -1,6 +1,7 @@
 """Executors that misbehave as told."""
 
-from concurrent.futures import BrokenExecutor, Executor, Future
+import threading
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 
 
 class AtOnce(Executor):
@@ -38,3 +39,26 @@ class Stuck(AtOnce):
             self.futures[self.count], self.count = Future(), self.count + 1
             return self.futures[self.count - 1]
         return super().submit(function, *args, **more)
+
+
+class Straggling(Executor):
+    """Threads, of which one task waits until the fit is over, or for long."""
+
+    def __init__(self, slow, seconds):
+        self.pool, self._max_workers = ThreadPoolExecutor(3), 3
+        self.slow, self.seconds, self.count = slow, seconds, 0
+        self.over, self.slept = threading.Event(), False
+
+    def submit(self, function, /, *args, **more):
+        self.count += 1
+        waits = self.count == self.slow
+
+        def called():
+            if waits:
+                self.slept = not self.over.wait(self.seconds)
+            return function(*args, **more)
+
+        return self.pool.submit(called)
+
+    def shutdown(self, wait=True, *, cancel_futures=False):
+        """Not by the library: the task that waits may end."""

@@ -4,18 +4,42 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from itertools import cycle, repeat
+from typing import TypeVar
+
+from dask.delayed import Delayed
 
 from epfast import _checks
-from epfast.dask.engines import Shard, Workers
 from epfast.dask.needs import annotate, delayed, distributed
-from epfast.dask.worker import Opaque, answers, facts_of, forget, good, version
-from epfast.inference.executors import attempted
+from epfast.dask.worker import (
+    Facts,
+    Lazy,
+    Opaque,
+    Passed,
+    Placed,
+    answers,
+    bytes_of,
+    facts_of,
+    forget,
+    good,
+    packed,
+    unpacked,
+    version,
+)
+from epfast.gaussian.problem import Problem
+from epfast.gaussian.rows import NO_ROWS
+from epfast.gaussian.shards import KeptRows, Update
+from epfast.inference.executors import Answers, Calls, Key, Tasks
 from epfast.inference.runtime import cores
 
+T = TypeVar("T")
+#: of shards: rows, facts and homes
+Parts = Iterable[tuple[Lazy, Facts, Sequence[str]]]
 #: of what a thread of a worker has free, the largest share of a shard that is kept. Of one that is
 #: read for each visit, which is there twice, as chunks and as a whole, beside the one that is read
 #: ahead
@@ -27,7 +51,7 @@ ROW_BYTES = 48
 
 
 @contextmanager
-def client_at_work(client: Any) -> Iterator[Any]:
+def client_at_work(client: distributed.Client | None) -> Iterator[distributed.Client | None]:
     """The client, the default client, or None, while the caller waits for tasks.
 
     Within a task it is that of the worker by default. The thread leaves the worker's pool meanwhile
@@ -46,16 +70,18 @@ def client_at_work(client: Any) -> Iterator[Any]:
         yield client_at_door(own if client is None else client)
 
 
-def workers_of(client: Any, name: str) -> Workers:
+def workers_of(client: distributed.Client | None, name: str) -> Workers[Update | Passed]:
     """The cluster of a client, or threads where there is none."""
-    return LocalThreads() if client is None else Cluster(client, name)
+    if client is not None:
+        return Cluster(client, name)
+    return Workers(ThreadPoolExecutor(cores(), thread_name_prefix="epfast-dask"))
 
 
-def client_at_door(client: Any) -> Any:
+def client_at_door(client: distributed.Client | None) -> distributed.Client | None:
     """The client, checked, or the default client, or None."""
     if client is None:
         try:
-            client = distributed.default_client()  # type: ignore[no-untyped-call]
+            client = distributed.default_client()
         except ValueError:
             return None
     if not isinstance(client, distributed.Client):
@@ -69,17 +95,84 @@ def client_at_door(client: Any) -> Any:
     return client
 
 
-class Cluster(Workers):
+def placed_in(call: partial[T]) -> Placed:
+    """The rows of a call, those of its first argument, a problem."""
+    shard: Problem = call.args[0]
+    rows = shard.data.X
+    assert isinstance(rows, Placed)
+    return rows
+
+
+class Workers(Tasks[T]):
+    """Tasks on rows where these are, with the bytes that they took. Here: in threads of ours."""
+
+    def __init__(self, executor: Executor | None, width: int | None = None) -> None:
+        super().__init__(executor, width)
+        self.is_remote = True
+        #: of the fit
+        self.token = uuid.uuid4().hex
+
+    def shard_bytes(self, persist: bool, rows: float) -> int | None:
+        """Most bytes of a shard of so many rows, or NaN, in all. None: not known."""
+        return None
+
+    def shards(self, loads: list[Delayed], persist: bool, intercept: bool) -> list[Placed]:
+        """Those that have rows, loaded once. Who persists keeps them, else each visit loads."""
+        parts = [part for part in self.loaded(loads, persist, intercept) if part[1].rows]
+        return [Placed(KeptRows(self.token, k, 0), *part) for k, part in enumerate(parts)]
+
+    def loaded(self, loads: list[Delayed], persist: bool, intercept: bool) -> Parts:
+        """See :meth:`shards`: rows, facts and homes."""
+        assert self.executor is not None
+        rows: list[Lazy] = list(self.executor.map(good, loads)) if persist else [*loads]
+        facts = self.executor.map(partial(facts_of, intercept=intercept), rows)
+        return zip(rows, facts, repeat(()), strict=False)
+
+    def submitted(self, parcels: Sequence[Calls[T]]) -> list[Future[Answers[T]]]:
+        assert self.executor is not None
+        split = map(self._apart, parcels)
+        return [self.executor.submit(answers, rows, calls) for rows, calls in split]
+
+    def _apart(self, calls: Calls[T]) -> tuple[list[Lazy], Opaque[T]]:
+        """The rows of calls, which Dask is to find, and the calls without them."""
+        sent = []
+        for call in calls:
+            problem, *rest = call.args
+            rest = [packed(part) for part in rest]
+            self.n_bytes += bytes_of(tuple(rest))
+            problem = problem._replace(data=NO_ROWS)
+            sent.append(partial(call.func, problem, *rest, **call.keywords))
+        return [placed_in(call).rows for call in calls], Opaque(sent)
+
+    def take(self) -> tuple[Key, list[T] | None]:
+        key, values = super().take()
+        self.n_bytes += bytes_of(tuple(values or ()))
+        return key, None if values is None else list(map(unpacked, values))
+
+    def idles(self, shard: Placed, others: Sequence[Placed]) -> bool:
+        """Whether a worker that has a shard does nothing while others are visited."""
+        return True
+
+    def close(self) -> None:
+        """Forget the fit."""
+        if self.executor is not None:
+            self.executor.shutdown(wait=False, cancel_futures=True)
+        forget(self.token)
+
+
+class Cluster(Workers[T]):
     """Workers of a client: each shard goes where its rows are, or to any other one."""
 
-    def __init__(self, client: Any, name: str) -> None:
-        self.client, self.name, self.count = client, name, 0
+    client: distributed.Client
+
+    def __init__(self, client: distributed.Client, name: str) -> None:
+        info = client.scheduler_info(n_workers=-1)["workers"]
+        self.threads_of: dict[str, int] = {name: w["nthreads"] for name, w in info.items()}
+        super().__init__(None, max(1, sum(self.threads_of.values())))
+        self.client, self.name, self.n_tasks = client, name, 0
+        self._check_versions()
         #: whether shards stay in memory
         self.are_kept = False
-        self._check_versions()
-        info = client.scheduler_info(n_workers=-1)["workers"]
-        self.threads_of: dict[Any, int] = {name: w["nthreads"] for name, w in info.items()}
-        super().__init__(max(1, sum(self.threads_of.values())))
         #: free memory of workers that have a limit, and their threads
         self.free = [
             (max(0, w["memory_limit"] - w["metrics"].get("memory", 0)), w["nthreads"])
@@ -113,88 +206,67 @@ class Cluster(Workers):
                 f"workers have epfast {', '.join(others)} and the client {ours}; allowed: the same"
             )
 
-    def loaded(self, loads: list[Any], persist: bool) -> tuple[Any, Any, Any]:
+    def loaded(self, loads: list[Delayed], persist: bool, intercept: bool) -> Parts:
         self.are_kept = persist
         if not persist:
-            facts = self.client.compute([delayed(facts_of)(load) for load in loads])
+            facts = self.client.compute([delayed(facts_of)(load, intercept) for load in loads])
             addresses = sorted(self.client.nthreads())
-            homes = [[addresses[k % len(addresses)]] for k in range(len(loads))]
-            return loads, self.client.gather(facts), homes
+            homes = ([address] for address in cycle(addresses))
+            return zip(loads, self.client.gather(facts), homes, strict=False)
         futures = self.client.compute(loads)
-        facts = self.client.gather([self.client.submit(facts_of, future) for future in futures])
+        facts = [self.client.submit(facts_of, future, intercept) for future in futures]
+        facts = self.client.gather(facts)
         where = self.client.who_has(futures)
-        return futures, facts, [list(where.get(future.key, ())) for future in futures]
+        homes = (list(where.get(future.key, ())) for future in futures)
+        return zip(futures, facts, homes, strict=True)
 
-    def parcels(self, shards: Sequence[Shard]) -> list[list[int]]:
+    def parcels(self, calls: Calls[T]) -> list[list[int]]:
         """One for each thread of the workers that have the shards: a task takes milliseconds.
 
         Rows that are read for a visit are read one shard at a time.
         """
         if not self.are_kept:
-            return super().parcels(shards)
-        where: dict[Any, list[int]] = {}
-        for i, shard in enumerate(shards):
-            where.setdefault(shard.home, []).append(i)
+            return super().parcels(calls)
+        where: dict[str | None, list[int]] = {}
+        for i, call in enumerate(calls):
+            where.setdefault(placed_in(call).home, []).append(i)
         parcels: list[list[int]] = []
         for home, positions in where.items():
-            count = min(len(positions), self.threads_of.get(home, 1))
+            count = min(len(positions), self._threads(home))
             parcels += [positions[first::count] for first in range(count)]
         return parcels
 
-    def idles(self, shard: Shard, flying: Sequence[Shard]) -> bool:
-        busy = sum(other.home == shard.home for other in flying)
-        return busy < self.threads_of.get(shard.home, 1)
+    def _threads(self, home: str | None) -> int:
+        return 1 if home is None else self.threads_of.get(home, 1)
 
-    def start(self, parcels: list[Sequence[tuple[Any, ...]]]) -> list[Future[Any]]:
+    def idles(self, shard: Placed, others: Sequence[Placed]) -> bool:
+        return sum(other.home == shard.home for other in others) < self._threads(shard.home)
+
+    def submitted(self, parcels: Sequence[Calls[T]]) -> list[Future[Answers[T]]]:
         tasks, places = [], []
-        for parcel in parcels:
-            first: Shard = parcel[0][1]
+        for calls in parcels:
+            first = placed_in(calls[0])
             # where its cache is, or another one where that worker is gone
             pinned = {"workers": first.homes, "allow_other_workers": True}
             places.append(pinned if first.homes else {})
             with annotate(**places[-1]):
-                task = delayed(attempted, pure=False)
-                tasks.append(task(answers, *_apart(parcel), dask_key_name=self._key(first)))
+                task = delayed(answers, pure=False)
+                tasks.append(task(*self._apart(calls), dask_key_name=self._key(first)))
         if self.are_kept:
             # all in one message, since the next one waits for 10 ms; first come, first served
-            given = {"optimize_graph": False, "fifo_timeout": "100 ms"}
-            return list(self.client.compute(tasks, **given))
+            return list(self.client.compute(tasks, optimize_graph=False, fifo_timeout="100 ms"))
         pairs = zip(tasks, places, strict=True)
         return [self.client.compute(task, **place) for task, place in pairs]
 
-    def _key(self, shard: Shard) -> tuple[str, str, int]:
+    def _key(self, rows: Placed) -> tuple[str, str, int]:
         """The name of a task, by its first shard, and its number.
 
         The first part is that of a group, which the scheduler remembers for ever once it is empty:
         it never is, while a fit goes on.
         """
-        self.count += 1
-        return f"{self.name}-{self.token}", f"shard {shard.number}", self.count
+        self.n_tasks += 1
+        return f"{self.name}-{self.token}", f"shard {rows.kept.shard}", self.n_tasks
 
     def close(self) -> None:
         if self.client.status == "running":
             self.client.run(forget, self.token, on_error="ignore")
-
-
-def _apart(parcel: Sequence[tuple[Any, ...]]) -> tuple[list[Any], Opaque]:
-    """The rows of calls, which Dask is to find, and the rest of each."""
-    return [call[1].rows for call in parcel], Opaque([(call[0], *call[2:]) for call in parcel])
-
-
-class LocalThreads(Workers):
-    """Threads of this process."""
-
-    def __init__(self) -> None:
-        super().__init__(cores())
-        self.pool = ThreadPoolExecutor(self.width, thread_name_prefix="epfast-dask")
-
-    def loaded(self, loads: list[Any], persist: bool) -> tuple[Any, Any, Any]:
-        rows = list(self.pool.map(good, loads)) if persist else loads
-        return rows, self.pool.map(facts_of, rows), [()] * len(rows)
-
-    def start(self, parcels: list[Sequence[tuple[Any, ...]]]) -> list[Future[Any]]:
-        return [self.pool.submit(attempted, answers, *_apart(parcel)) for parcel in parcels]
-
-    def close(self) -> None:
-        self.pool.shutdown(wait=False, cancel_futures=True)
-        forget(self.token)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from dask.delayed import Delayed
+from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
-from epfast.dask.needs import delayed
+from epfast.dask.needs import da, delayed
 from epfast.dask.worker import load
 from epfast.gaussian.rows import column_names
 from epfast.gaussian.sources import array_of, matrix_of
@@ -26,9 +27,9 @@ MOST_SHARDS, FEW_BYTES = 1000, 1 << 24
 class Rows(NamedTuple):
     """Rows of a collection, with their responses and weights: arrays of the same row chunks."""
 
-    X: Any
-    y: Any
-    weights: Any
+    X: da.Array
+    y: da.Array
+    weights: da.Array | None
     names: tuple[str, ...] | None
 
     @property
@@ -42,10 +43,11 @@ class Rows(NamedTuple):
         return not any(math.isnan(size) for size in self.sizes)
 
 
-def rows_at_door(X: Any, y: Any, weights: Any) -> Rows:
+def rows_at_door(given: ArrayLike, y: ArrayLike, weights: ArrayLike | None) -> Rows:
     """Check the collections as far as that reads nothing."""
-    names = column_names(X) if hasattr(X, "to_dask_array") else None
-    X = matrix_of(X)
+    names = column_names(given) if hasattr(given, "to_dask_array") else None
+    X = matrix_of(given)
+    assert isinstance(X, da.Array)
     if X.shape[1] == 0:
         raise ValueError(f"X has shape {X.shape}; allowed: at least one column")
     parts = {"y": array_of("y", y)}
@@ -75,8 +77,8 @@ def _shown(chunks: Sequence[float]) -> str:
 
 def loads_of(
     rows: Rows, groups: Sequence[tuple[int, int]], loss: Loss, intercept: bool, token: str
-) -> list[Any]:
-    """A delayed :class:`epfast.dask.worker.Loaded` for each group of chunks."""
+) -> list[Delayed]:
+    """A delayed :func:`epfast.dask.worker.load` for each group of chunks."""
     X, y = rows.X.to_delayed()[:, 0], rows.y.to_delayed().ravel()
     weights = None if rows.weights is None else rows.weights.to_delayed().ravel()
     columns, loads = int(rows.X.shape[1]), []
@@ -84,10 +86,9 @@ def loads_of(
         take = slice(first, stop)
         some = None if weights is None else list(weights[take])
         chunks = list(range(first, stop)), list(X[take]), list(y[take]), some
-        made = delayed(load, pure=False)(
-            *chunks, loss, intercept, columns, dask_key_name=f"load shard {k}-{token}"
-        )
-        loads.append(made)
+        name = f"load shard {k}-{token}"
+        task = delayed(load, pure=False)
+        loads.append(task(*chunks, loss, intercept, columns, dask_key_name=name))
     return loads
 
 
@@ -143,13 +144,13 @@ def shards_of_passes(
         most = max(least, min(shard_bytes or FEW_BYTES, FEW_BYTES) // width)
     groups: list[tuple[int, int]] = []
     for first, stop in _evenly(count, min(streams, count)):
-        at, held = first, 0.0
+        begin, size = first, 0.0
         for i in range(first, stop):
-            held += rows.sizes[i]
+            size += rows.sizes[i]
             last = i + 1 == stop
-            if last or math.isnan(held) or (held >= least and held + rows.sizes[i + 1] > most):
-                groups.append((at, i + 1))
-                at, held = i + 1, 0.0
+            if last or math.isnan(size) or (size >= least and size + rows.sizes[i + 1] > most):
+                groups.append((begin, i + 1))
+                begin, size = i + 1, 0.0
     rows, groups = of_whole_minibatches(rows, groups, batch_size or 1)
     takes = [slice(*ends) for ends in _evenly(len(groups), min(streams, len(groups)))]
     return rows, groups, takes
@@ -191,8 +192,8 @@ def _cut(rows: Rows, ends: NDArray[np.intp]) -> tuple[Rows, list[tuple[int, int]
                     "whole chunks as shards"
                 )
         cut = {0: tuple(np.diff([0, *ends]).tolist())}
-        X, y, weights = (None if part is None else part.rechunk(cut) for part in rows[:3])
-        rows = Rows(X, y, weights, rows.names)
+        weights = None if rows.weights is None else rows.weights.rechunk(cut)
+        rows = Rows(rows.X.rechunk(cut), rows.y.rechunk(cut), weights, rows.names)
     # chunks without rows go with those before
     stops = np.searchsorted(np.cumsum([0, *rows.sizes]), ends, "right") - 1
     return rows, list(zip([0, *stops[:-1].tolist()], stops.tolist(), strict=True))

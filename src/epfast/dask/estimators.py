@@ -6,23 +6,42 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.utils.validation import check_is_fitted
 
 from epfast import _checks, losses
-from epfast._arrays import Array
+from epfast._arrays import Array, Matrix
 from epfast.dask.cluster import client_at_work
 from epfast.dask.data import Rows, loads_of, rows_at_door
 from epfast.dask.fit import covariance_by, fit_linear
-from epfast.dask.labels import at_once, by_chunk, classes_of, computed, labels_at_door, signs_of
-from epfast.dask.needs import delayed
-from epfast.dask.worker import good
-from epfast.estimators.base import LatentClassifier, all_or_nothing, check_ends, estimator, stacked
-from epfast.estimators.coupling import best, tally
-from epfast.estimators.linear_model import Coefficients
+from epfast.dask.labels import (
+    Labels,
+    OfChunk,
+    at_once,
+    by_chunk,
+    classes_of,
+    computed,
+    labels_at_door,
+    signs_of,
+)
+from epfast.dask.needs import da, delayed, distributed
+from epfast.dask.prediction import Posterior
+from epfast.dask.worker import Lazy, good
+from epfast.estimators.base import (
+    LatentClassifier,
+    Rows as Block,
+    all_or_nothing,
+    best,
+    check_ends,
+    estimator,
+    stacked,
+    tally,
+)
+from epfast.estimators.linear import AnyPosterior, Coefficients
 from epfast.estimators.units import ColumnMoments, Units
 from epfast.gaussian.linear_posterior import uncentered_posterior
 from epfast.gaussian.prior import checked_variances
@@ -30,6 +49,7 @@ from epfast.gaussian.sources import answers, rows_of
 from epfast.inference import ExecutorFailed, Interrupted
 from epfast.losses import Loss
 from epfast.schedules import Schedule
+from epfast.schemes import Scheme
 
 
 class _Units(NamedTuple):
@@ -37,9 +57,9 @@ class _Units(NamedTuple):
 
     rows: Rows
     #: prior variance, as given or 1
-    variance: Any
+    variance: float | Array
     #: that of the weights
-    own: Any
+    own: float | Array
     #: whether the first is that of standardised columns
     standard: bool
     #: (d,), of the columns
@@ -52,30 +72,31 @@ class _Units(NamedTuple):
 class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
     """What both share: parameters, and fits."""
 
-    loss: Any
-    scheme: Any = None
+    loss: str | Loss
+    scheme: str | Scheme | None = None
     posterior: str | None = None
     batch_size: int | None = None
-    prior_variance: Any = None
+    prior_variance: ArrayLike | None = None
     standardize: bool | None = None
     fit_intercept: bool = True
     intercept_variance: float = 100.0
     schedule: Schedule | None = None
-    client: Any = None
+    client: distributed.Client | None = None
     persist: bool = True
 
     def __sklearn_clone__(self) -> Self:
         """A copy without what was fitted. A client is a connection, which copies share."""
         given = self.get_params(deep=False)
-        client = given.pop("client")
-        return type(self)(**{k: clone(v, safe=False) for k, v in given.items()}, client=client)
+        del given["client"]
+        other = type(self)(loss=self.loss, client=self.client)
+        return other.set_params(**{k: clone(v, safe=False) for k, v in given.items()})
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the client, which is of this process."""
         state: dict[str, Any] = super().__getstate__()
         return state | {"client": None}
 
-    def _units(self, X: Any, y: Any, loss: Loss, weights: Any) -> _Units:
+    def _units(self, X: ArrayLike, y: ArrayLike, loss: Loss, weights: ArrayLike | None) -> _Units:
         """Prior variances of the weights, and where columns are, by a pass if one is needed.
 
         y: responses of this loss.
@@ -104,7 +125,9 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
         center = moments.mean if beside and full and not any(sparse) else None
         return _Units(rows, variance, variance * Units(scales).variances, True, scales, center)
 
-    def _fitted(self, X: Any, y: Any, loss: Loss, weights: Any, units: _Units) -> Any:
+    def _fitted(
+        self, X: ArrayLike, y: ArrayLike, loss: Loss, weights: ArrayLike | None, units: _Units
+    ) -> Posterior:
         """The posterior of rows. It is fitted to those less their center, if they have one."""
         names, center = ("scheme", "posterior", "batch_size", "schedule", "client"), units.center
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
@@ -113,11 +136,13 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
         if center is None:
             return fit_linear(X, y, loss=loss, **given)
 
-        def of_rows(post: Any) -> Any:
+        def of_rows(post: Posterior) -> Posterior:
             problem = post.problem._replace(names=units.rows.names)
-            return uncentered_posterior(replace(post, problem=problem), center, problem.data)
+            whole: Posterior
+            whole = uncentered_posterior(replace(post, problem=problem), center, problem.data)
+            return whole
 
-        less = units.rows.X.map_blocks(_less, center=center, meta=np.empty((0, 0)))
+        less = da.map_blocks(_less, units.rows.X, center=center, meta=np.empty((0, 0)))
         try:
             return of_rows(fit_linear(less, y, loss=loss, **given))
         except (Interrupted, ExecutorFailed) as ended:
@@ -125,29 +150,32 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
                 ended.posterior = of_rows(ended.posterior)
             raise
 
-    def _by_chunk(self, function: Any, X: Any, y: Any, weights: Any) -> Array:
+    def _by_chunk(
+        self, function: OfChunk, X: ArrayLike, y: ArrayLike, weights: ArrayLike | None
+    ) -> Array:
         """What a function says of each chunk of rows, y and weights: a weight, and numbers.
 
         Rows in memory are one chunk.
         """
         check_is_fitted(self)
         rows = rows_of(X, self.posteriors_[0].problem)
-        if _checks.is_lazy(X):
+        if _checks.is_lazy(rows):
             numbers = np.array(by_chunk(function, X, labels_at_door(y), weights, self.client))
         else:
-            numbers = np.array([at_once(function, rows, y, weights)])
+            block = cast(Matrix, rows)
+            numbers = np.array([at_once(function, block, y, weights)])
         if not numbers[:, 0].sum() > 0.0:
             raise ValueError(
                 "sample_weight adds up to 0, or X has no rows; allowed: some that count"
             )
         return numbers
 
-    def _answers(self, X: Any, of_rows: Callable[[Any], Any]) -> Any:
+    def _answers(self, X: ArrayLike, of_rows: Callable[..., Any]) -> Any:
         """What a function says of rows to predict: at once, or lazily of those of Dask."""
         check_is_fitted(self)
         return answers(of_rows, X, self.posteriors_[0].problem)
 
-    def predict_latent(self, X: Any) -> tuple[Any, Any]:
+    def predict_latent(self, X: ArrayLike) -> tuple[Array, Array]:
         """Mean and variance of x.theta.
 
         Parameters
@@ -164,13 +192,13 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
         both = self._answers(X, self._moments)
         return both[..., 0], both[..., 1]
 
-    def _moments(self, rows: Any) -> Array:
+    def _moments(self, rows: Block) -> Array:
         return np.stack(stacked(self._latents(rows)), axis=-1)
 
-    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
+    def _latents(self, rows: Block) -> list[tuple[Array, Array]]:
         return [post.predict_latent(rows) for post in self.posteriors_]
 
-    def _publish(self, posteriors: list[Any], units: _Units) -> None:
+    def _publish(self, posteriors: list[Posterior], units: _Units) -> None:
         """Set the attributes of a fit, at its end: who is interrupted stays as it was."""
         self.__dict__.pop("feature_names_in_", None)
         self.prior_variance_, self.standardize_ = units.variance, units.standard
@@ -182,20 +210,20 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
         self._set_fits(posteriors, float(sum(post.log_evidence for post in posteriors)))
 
 
-def _moments_of(shard: Any, d: int) -> tuple[ColumnMoments, bool]:
+def _moments_of(shard: Lazy, d: int) -> tuple[ColumnMoments, bool]:
     """Of the rows of a shard, and whether they are sparse."""
-    data = good(shard).data
+    data = good(shard)
     rows = np.empty((0, d)) if data.X is None else data.X
     return ColumnMoments.of(rows, data.weights), hasattr(rows, "indptr")
 
 
-def _less(block: Any, center: Array) -> Any:
+def _less(block: Array, center: Array) -> Array:
     """Rows less a center, in their own precision."""
     return (block - center).astype(np.result_type(block.dtype, np.float32), copy=False)
 
 
 @estimator
-class LinearClassifier(_Linear, LatentClassifier):
+class LinearClassifier(_Linear, LatentClassifier[AnyPosterior]):
     """A linear model of two classes or more, whose rows are on a cluster.
 
     With more than two classes one posterior per class, that class against the rest, combined as in
@@ -275,10 +303,12 @@ class LinearClassifier(_Linear, LatentClassifier):
     ((3, 2), True)
     """
 
-    loss: Any = "logistic"
+    loss: str | Loss = "logistic"
 
     @all_or_nothing
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearClassifier:
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> LinearClassifier:
         """Fit the posterior, or one for each class.
 
         Parameters
@@ -313,7 +343,7 @@ class LinearClassifier(_Linear, LatentClassifier):
         with client_at_work(self.client):  # one stay outside the pool for all that waits
             classes = classes_of(labels, self.client)
             targets = [
-                labels.map_blocks(signs_of, positive, dtype=np.float64, meta=np.empty(0))
+                da.map_blocks(signs_of, labels, positive, dtype=np.float64, meta=np.empty(0))
                 for positive in (classes[1:] if len(classes) == 2 else classes)
             ]
             units = self._units(X, targets[0], loss, sample_weight)
@@ -325,7 +355,7 @@ class LinearClassifier(_Linear, LatentClassifier):
                 self.coupling_ = best(sums.sum(axis=0)[1:])
         return self
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Share of rows whose class is predicted.
 
         Parameters
@@ -341,13 +371,13 @@ class LinearClassifier(_Linear, LatentClassifier):
         every, right = self._by_chunk(self._hits, X, y, sample_weight).sum(axis=0)
         return float(right / every)
 
-    def _hits(self, block: Any, labels: Any, weights: Array) -> Array:
+    def _hits(self, block: Matrix, labels: Labels, weights: Array) -> Array:
         """Of a chunk: sum of the weights of all rows, and of those whose label is predicted."""
         right = weights[self._labels(block) == labels] if len(labels) else np.zeros(0)
         return np.array([weights.sum(), right.sum()])
 
-    def _tally_of(self, block: Any, labels: Any, weights: Array) -> Array:
-        """Of a chunk: sum of the weights, and see :func:`epfast.estimators.coupling.tally`."""
+    def _tally_of(self, block: Matrix, labels: Labels, weights: Array) -> Array:
+        """Of a chunk: sum of the weights, and see :func:`epfast.estimators.base.tally`."""
         scores = self._odds(block) if len(labels) else None
         sums = tally(scores, np.searchsorted(self.classes_, labels), weights)
         return np.append(weights.sum(), sums)
@@ -386,9 +416,11 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
     converged_ : bool
     """
 
-    loss: Any = "gaussian"
+    loss: str | Loss = "gaussian"
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LinearRegressor:
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> LinearRegressor:
         """Fit the posterior.
 
         Parameters
@@ -411,7 +443,7 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
             self._publish([self._fitted(X, y, loss, sample_weight, units)], units)
         return self
 
-    def predict(self, X: Any) -> Any:
+    def predict(self, X: ArrayLike) -> da.Array | Array:
         """Predictive mean of y: lazily, or at once of rows in memory.
 
         Parameters
@@ -423,9 +455,10 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
         dask array or ndarray, (n,)
         """
         check_is_fitted(self)
-        return self._answers(X, self.posterior_.predict)
+        found: da.Array | Array = self._answers(X, self.posterior_.predict)
+        return found
 
-    def predict_variance(self, X: Any) -> Any:
+    def predict_variance(self, X: ArrayLike) -> da.Array | Array:
         """Predictive variance of y: lazily, or at once of rows in memory.
 
         Parameters
@@ -437,9 +470,10 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
         dask array or ndarray, (n,)
         """
         check_is_fitted(self)
-        return self._answers(X, self.posterior_.predict_variance)
+        found: da.Array | Array = self._answers(X, self.posterior_.predict_variance)
+        return found
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Share of the variance of y that the predictive mean explains, R^2.
 
         Parameters
@@ -459,12 +493,12 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
             return float(rest.sum() == 0.0)
         return 1.0 - float(rest.sum()) / whole
 
-    def _residuals(self, block: Any, y: Any, weights: Array) -> Array:
+    def _residuals(self, block: Block, y: Labels, weights: Array) -> Array:
         """Of a chunk: weight, mean of y, and sums of squares about it and about the prediction."""
         size = weights.sum()
         if not size:
             return np.zeros(4)
-        y = y.astype(np.float64)
-        mean = weights @ y / size
-        about, rest = y - mean, y - self.posterior_.predict(block)
+        numbers = y.astype(np.float64)
+        mean = weights @ numbers / size
+        about, rest = numbers - mean, numbers - np.asarray(self.posterior_.predict(block))
         return np.array([size, mean, weights @ about**2, weights @ rest**2])

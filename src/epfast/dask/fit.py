@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
+from dask.delayed import Delayed
 from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.dask.cluster import client_at_work, workers_of
+from epfast.dask.cluster import Workers, client_at_work, workers_of
 from epfast.dask.data import Rows, loads_of, rows_at_door, shards_of, shards_of_passes
-from epfast.dask.engines import (
-    Passes,
-    RemoteGroups,
-    RemoteShards,
-    Shard,
-    Workers,
-    check_rows,
-)
-from epfast.dask.worker import Facts
+from epfast.dask.engines import Passes, check_rows, engine_of_shards
+from epfast.dask.needs import distributed
+from epfast.dask.prediction import Posterior
+from epfast.dask.worker import Facts, Passed, Placed
 from epfast.gaussian import notes
 from epfast.gaussian.fit_linear import FULL_UP_TO, check_start, fit_problem
 from epfast.gaussian.forms.diagonal import warm_up_rows
-from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 from epfast.gaussian.prior import PriorArguments, intercept_variance
+from epfast.gaussian.problem import Problem
 from epfast.gaussian.rows import NO_ROWS, check_names, near_center
+from epfast.gaussian.shards import KeptRows, ShardEngine, SharedEngine, Update
 from epfast.gaussian.table import FORMS, Choices, Request, choose
 from epfast.inference import Callback
 from epfast.inference.report import note_working
 from epfast.inference.runtime import Tick
+from epfast.losses import Loss
 from epfast.schedules import ADF, DAEP, DEP, DSEP, EP, Schedule
+from epfast.schedules.base import AS_COMPLETED
 from epfast.schemes import Scheme
 
 #: schedules of sites that are shared, whose posterior is a full one
@@ -40,29 +41,29 @@ GROUPS = DSEP | DAEP
 
 @_checks.named
 def fit_linear(
-    X: Any,
-    y: Any,
+    X: ArrayLike,
+    y: ArrayLike,
     *,
-    loss: Any = "logistic",
+    loss: str | Loss = "logistic",
     scheme: str | Scheme | None = None,
     prior_variance: float | ArrayLike | None = None,
     prior_precision: ArrayLike | None = None,
     prior_covariance: ArrayLike | None = None,
     prior_mean: ArrayLike | None = None,
     intercept: bool | float = False,
-    weights: Any = None,
+    weights: ArrayLike | None = None,
     schedule: Schedule | None = None,
     beta: float | None = None,
     posterior: str | None = None,
     batch_size: int | None = None,
-    start: FullPosterior | FactorizedPosterior | None = None,
-    client: Any = None,
+    start: Posterior | None = None,
+    client: distributed.Client | None = None,
     persist: bool = True,
     shard_bytes: int | None = None,
     streams: int | None = None,
     callback: Callback | None = None,
     progress: bool | Tick = False,
-) -> FullPosterior | FactorizedPosterior:
+) -> Posterior:
     """Fit a linear model to rows on a cluster, by distributed EP. No row leaves its worker.
 
     The posterior is q = p0 Π_k g_k, g_k the site of shard k. A worker gets q and g_k, d^2 + 3 d
@@ -108,8 +109,9 @@ def fit_linear(
         what a worker has free for each of its threads. Without ``persist`` an eighth.
     streams : int, optional
         Of ADF: how many passes are made beside each other, each over neighbouring chunks in their
-        order, which are read once and not kept. Their sites are multiplied, and the prior counts
-        once. One stream gives what :func:`epfast.fit_linear` gives. By default one for each thread.
+        order, which are read once and not kept. The result is the product of what they end
+        with, with the prior once. One stream gives what :func:`epfast.fit_linear` gives. By
+        default one for each thread.
     callback, progress
         As in :func:`epfast.fit_linear`.
 
@@ -148,9 +150,11 @@ def fit_linear(
         posterior = covariance_by(d, schedule)
         if posterior != "full":
             notes.note_factorized(rows.X.shape)
+    if isinstance(schedule, DEP):
+        schedule = schedule.resolved(AS_COMPLETED)
     # shards are tasks without a client, too: threads do them
-    executor = "threads" if client is None else client
-    tasks = {} if isinstance(schedule, ADF) else {"executor": executor}
+    by = "threads" if client is None else client
+    tasks = {} if isinstance(schedule, ADF) else {"client": by}
     _checks.choice("posterior", posterior, FORMS)
     chosen = choose(Request(loss, scheme, posterior, batch_size, schedule, beta, tasks))
     note_working(chosen.loss)
@@ -179,37 +183,37 @@ def fit_linear(
         closing(workers_of(found, type(schedule).__name__)) as workers,
     ):
         shards = _Shards(workers, rows, chosen, wide is not None, shard_bytes)
-        remote: Any
-        center: Any = None
+        make_engine: Callable[[Problem], Passes | ShardEngine | SharedEngine]
+        center = None
         at_means = wide is not None and posterior == "full"
         if isinstance(schedule, ADF):
-            remote = shards.of_passes(workers.width if streams is None else streams)
+            passes = shards.of_passes(workers.width if streams is None else streams)
+            make_engine = partial(Passes, streams=passes)
             if at_means:
                 center = shards.first_center() if start is None else start.problem.prior.center
         else:
-            remote = shards.of_schedule(count, persist)
-            facts = [shard.facts for shard in remote]
+            placed = shards.of_schedule(count, persist)
+            facts = [rows.facts for rows in placed]
+            make_engine = partial(engine_of_shards, rows=placed)
             check_rows(facts, chosen.loss)
             if at_means:
                 center = _center_of(facts)
         if center is not None:
             prior = given.after(start, chosen.schedule, width, wide, True, center)
         problem = chosen.problem(NO_ROWS, prior, rows.names)
-        kinds = {"none": Passes, "shared": RemoteGroups}
-        kind: Any = kinds.get(chosen.schedule.stores, RemoteShards)
-
-        fitted: FullPosterior | FactorizedPosterior = fit_problem(
+        post = fit_problem(
             problem,
             start,
             callback=callback,
             progress=progress,
             tasks=workers,
-            make_engine=lambda problem: kind(problem, remote),
+            make_engine=make_engine,
         )
-        return fitted
+        assert isinstance(post, Posterior)
+        return post
 
 
-def covariance_by(d: int, schedule: Any) -> str:
+def covariance_by(d: int, schedule: Schedule | None) -> str:
     """The default form of the posterior of d columns."""
     return "full" if d <= FULL_UP_TO or isinstance(schedule, GROUPS) else "factorized"
 
@@ -217,38 +221,40 @@ def covariance_by(d: int, schedule: Any) -> str:
 class _Shards(NamedTuple):
     """How rows become shards."""
 
-    workers: Workers
+    workers: Workers[Update | Passed]
     rows: Rows
     chosen: Choices
     intercept: bool
     most: int | None
 
-    def _loads(self, rows: Rows, groups: list[tuple[int, int]]) -> list[Any]:
+    def _loads(self, rows: Rows, groups: list[tuple[int, int]]) -> list[Delayed]:
         return loads_of(rows, groups, self.chosen.loss, self.intercept, self.workers.token)
 
-    def of_schedule(self, count: int | None, persist: bool) -> list[Shard]:
+    def of_schedule(self, count: int | None, persist: bool) -> list[Placed]:
         """Those that are visited again and again."""
         workers, chosen = self.workers, self.chosen
         most = self.most or workers.shard_bytes(persist, sum(self.rows.sizes))
         cut = shards_of(self.rows, count, workers.width, most, chosen.batch_size)
-        return workers.shards(self._loads(*cut), persist)
+        return workers.shards(self._loads(*cut), persist, self.intercept)
 
-    def of_passes(self, streams: int) -> list[list[Shard]]:
+    def of_passes(self, streams: int) -> list[list[Placed]]:
         """Those of each pass of ADF."""
         chosen, least = self.chosen, 1
         width = int(self.rows.X.shape[1]) + self.intercept
         if chosen.posterior != "full":
             least = max(1, warm_up_rows(chosen.schedule, chosen.batch_size or 1, width))
         most = self.most or self.workers.shard_bytes(False, 0.0)
-        given = self.rows, streams, most, least
-        rows, groups, takes = shards_of_passes(*given, chosen.batch_size)
-        shards = [Shard(k, load) for k, load in enumerate(self._loads(rows, groups))]
+        size = chosen.batch_size
+        rows, groups, takes = shards_of_passes(self.rows, streams, most, least, size)
+        names = (KeptRows(self.workers.token, k, 0) for k in range(len(groups)))
+        shards = list(map(Placed, names, self._loads(rows, groups)))
         return [shards[take] for take in takes]
 
     def first_center(self) -> Array | None:
         """That of the first chunk that has rows, which is read once more."""
         for k in range(len(self.rows.sizes)):
-            shards = self.workers.shards(self._loads(self.rows, [(k, k + 1)]), False)
+            loads = self._loads(self.rows, [(k, k + 1)])
+            shards = self.workers.shards(loads, False, self.intercept)
             if shards and shards[0].facts.mean is not None:
                 return _center_of([shards[0].facts])
         return None
@@ -262,7 +268,7 @@ def _center_of(facts: list[Facts]) -> Array:
     return near_center(mean, np.min(least, axis=0), np.max(most, axis=0))[:-1]
 
 
-def _shards_asked(schedule: Any, batch_size: int | None) -> int | None:
+def _shards_asked(schedule: Schedule, batch_size: int | None) -> int | None:
     """How many shards or groups the schedule asks for. Refuses what is not for many machines."""
     _checks.schedule(schedule, Schedule, "epfast.DEP, DSEP, DAEP, ADF or EP")
     if isinstance(schedule, ADF):
@@ -280,8 +286,10 @@ def _shards_asked(schedule: Any, batch_size: int | None) -> int | None:
             "DAEP(), ADF(), or EP(order='parallel') with a batch_size and scheme='laplace'; you "
             f"may mean {meant}"
         )
-    name = "shards" if isinstance(schedule, DEP) else "groups"
-    count: Any = getattr(schedule, name)
+    if isinstance(schedule, DEP):
+        name, count = "shards", schedule.shards
+    else:
+        name, count = "groups", schedule.groups
     if count is not None and not isinstance(count, int):
         raise ValueError(
             f"{name} is {_checks.describe(count)}; allowed on a cluster: how many, or None"

@@ -3,37 +3,52 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from dask.delayed import Delayed
+from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, Matrix
 from epfast.dask.cluster import client_at_work
 from epfast.dask.data import rows_at_door
-from epfast.dask.needs import dask, delayed
+from epfast.dask.needs import compute, da, delayed, distributed
 from epfast.gaussian.sources import array_of
 
+AS_OBJECTS = methodcaller("astype", object)
+#: of any kind
+Labels = NDArray[np.generic]
+#: numbers of a chunk of rows, of its labels (or numbers) and weights, (n,)
+OfChunk = Callable[[Matrix, NDArray[np.generic], Array], Array]
 
-def computed(parts: Sequence[Any], client: Any) -> list[Any]:
+
+def computed(parts: Sequence[Delayed], client: distributed.Client | None) -> list[Any]:
     """The values of delayed objects: on the cluster of a client, or where Dask's settings say."""
     with client_at_work(client) as found:
         where = {} if client is None else {"scheduler": found}
-        return list(dask.compute(*parts, **where))  # type: ignore[attr-defined, no-untyped-call]
+        return list(compute(*parts, **where))
 
 
-def by_chunk(function: Any, X: Any, y: Any, weights: Any, client: Any) -> list[Any]:
+def by_chunk(
+    function: OfChunk,
+    X: ArrayLike,
+    y: ArrayLike,
+    weights: ArrayLike | None,
+    client: distributed.Client | None,
+) -> list[Array]:
     """What a function says of each chunk of rows, labels (or numbers) and weights, (n,)."""
     rows = rows_at_door(X, y, weights)
     parts = [rows.X.to_delayed()[:, 0], rows.y.to_delayed().ravel()]
-    parts.append([None] * len(parts[0]) if weights is None else rows.weights.to_delayed().ravel())
+    own = [None] * len(parts[0]) if rows.weights is None else rows.weights.to_delayed().ravel()
+    parts.append(own)
     sent = delayed(function)  # it travels once, with its posteriors
     return computed([delayed(_called)(sent, *each) for each in zip(*parts, strict=True)], client)
 
 
-def at_once(function: Any, rows: Any, y: Any, weights: Any) -> Any:
+def at_once(function: OfChunk, rows: Matrix, y: ArrayLike, weights: ArrayLike | None) -> Array:
     """What a function says of rows in memory, and their labels (or numbers) and weights, (n,)."""
     _checks.not_lazy("y", y)
     n, given = rows.shape[0], np.asarray(y)
@@ -46,24 +61,25 @@ def at_once(function: Any, rows: Any, y: Any, weights: Any) -> Any:
     return _called(function, rows, given, weights)
 
 
-def _called(function: Any, block: Any, y: Any, weights: Any) -> Any:
+def _called(function: OfChunk, block: Matrix, y: Labels, weights: Array | None) -> Array:
     y = np.asarray(y).ravel()
     return function(block, y, np.ones(len(y)) if weights is None else np.asarray(weights).ravel())
 
 
-def labels_at_door(y: Any) -> Any:
+def labels_at_door(y: ArrayLike) -> da.Array:
     """A label per row, as a dask array (n,)."""
     # of categories, and of types of pandas itself
     is_own = hasattr(y, "to_dask_array") and not isinstance(getattr(y, "dtype", None), np.dtype)
-    labels = array_of("y", y.astype(object) if is_own else y)
+    labels = array_of("y", AS_OBJECTS(y) if is_own else y)
+    assert isinstance(labels, da.Array)
     if labels.ndim == 2 and labels.shape[1] == 1:
-        return labels[:, 0]
+        labels = labels[:, 0]
     if labels.ndim != 1:
         raise ValueError(f"y has shape {labels.shape}; allowed: (n,), a label per row")
     return labels
 
 
-def classes_of(labels: Any, client: Any) -> NDArray[Any]:
+def classes_of(labels: da.Array, client: distributed.Client | None) -> Labels:
     """The different labels in order. A pass over y alone."""
     chunks = enumerate(labels.to_delayed().ravel())
     distinct = computed([delayed(labels_of)(chunk, k) for k, chunk in chunks], client)
@@ -85,7 +101,7 @@ def classes_of(labels: Any, client: Any) -> NDArray[Any]:
     return classes
 
 
-def labels_of(chunk: Any, number: int) -> NDArray[Any]:
+def labels_of(chunk: Labels, number: int) -> Labels:
     """The different labels of a chunk, checked; number: of the chunk, for errors."""
     labels = np.asarray(chunk).ravel()
     if labels.dtype.kind == "O":
@@ -120,6 +136,6 @@ def labels_of(chunk: Any, number: int) -> NDArray[Any]:
     return np.asarray(distinct)
 
 
-def signs_of(chunk: Any, positive: Any) -> Array:
+def signs_of(chunk: Labels, positive: np.generic) -> Array:
     """+1 for one class, and -1 for the rest."""
     return np.where(np.asarray(chunk) == positive, 1.0, -1.0)

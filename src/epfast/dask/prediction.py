@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from numpy.typing import ArrayLike
 
 from epfast import _checks
+from epfast._arrays import Array
+from epfast.dask.needs import da
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
 
+#: of rows on a cluster, or of such rows in memory
+Posterior = FullPosterior | FactorizedPosterior
 
-def _checked(post: Any) -> Any:
-    """A posterior of rows on a cluster, or of such rows in memory."""
+
+def _checked(post: Posterior) -> Posterior:
+    """A posterior, checked."""
     if not isinstance(post, FullPosterior | FactorizedPosterior):
         raise TypeError(
             f"post is {_checks.describe(post)}; allowed: a FullPosterior or FactorizedPosterior"
@@ -17,7 +22,7 @@ def _checked(post: Any) -> Any:
     return post
 
 
-def predict_proba(post: Any, X: Any) -> Any:
+def predict_proba(post: Posterior, X: ArrayLike) -> da.Array | Array:
     """Probability of the label +1: lazily, or at once of rows in memory.
 
     Parameters
@@ -33,7 +38,7 @@ def predict_proba(post: Any, X: Any) -> Any:
     return _checked(post).predict_proba(X)
 
 
-def predict(post: Any, X: Any) -> Any:
+def predict(post: Posterior, X: ArrayLike) -> da.Array | Array:
     """The label, or the mean of y: see :func:`epfast.dask.predict_proba`.
 
     Parameters
@@ -48,7 +53,7 @@ def predict(post: Any, X: Any) -> Any:
     return _checked(post).predict(X)
 
 
-def predict_latent(post: Any, X: Any) -> tuple[Any, Any]:
+def predict_latent(post: Posterior, X: ArrayLike) -> tuple[da.Array | Array, da.Array | Array]:
     """Mean and variance of X theta: see :func:`epfast.dask.predict_proba`.
 
     Parameters
@@ -60,5 +65,4 @@ def predict_latent(post: Any, X: Any) -> tuple[Any, Any]:
     -------
     mean, variance : dask array or ndarray, (n,)
     """
-    mean, variance = _checked(post).predict_latent(X)
-    return mean, variance
+    return _checked(post).predict_latent(X)

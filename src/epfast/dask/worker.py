@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Generic, NamedTuple, TypeAlias, TypeVar, overload
 
 import numpy as np
+from dask.delayed import Delayed
+from distributed import Future
+from numpy.typing import NDArray
 
 from epfast import _checks, families
-from epfast._arrays import Array, symmetric_from_upper
+from epfast._arrays import Array, Matrix, symmetric_from_upper
 from epfast._core.vector import build_facts
+from epfast.gaussian.engine import Working
 from epfast.gaussian.online import joined_data
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.rows import NO_ROWS, Data, copies_of, data_of, ends_of, mean_of_rows, with_ones
-from epfast.gaussian.shards import Update, local_shared, local_update
+from epfast.gaussian.shards import KeptRows, Update, local_update
 from epfast.gaussian.table import engine_of
 from epfast.inference import Counts, Sites
+from epfast.inference.executors import Answers, Calls, attempted
 from epfast.inference.report import fraction
 from epfast.inference.runtime import no_tick, one_blas_thread
 from epfast.losses import Loss
-from epfast.schedules import EP
+
+T = TypeVar("T")
+#: rows of a shard, or what is wrong with them; a future of them, or what loads them
+Lazy: TypeAlias = "Data | Exception | Future[Data | Exception] | Delayed"
 
 
 class Kept(NamedTuple):
     """Sites of the rows, or minibatches, of a shard, and their product."""
 
     rows: Sites
-    made: Sites
+    product: Sites
 
 
 #: by the token of the fit, the shard and the visit that they begin: a cache, no part of the truth.
@@ -43,17 +53,22 @@ OVER: deque[str] = deque(maxlen=100)
 AGAIN = 20
 
 
-class Opaque:
-    """Arguments that Dask does not look into."""
+class Opaque(Generic[T]):
+    """Calls that Dask does not look into."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    def __init__(self, calls: Calls[T]) -> None:
+        self.calls = calls
 
 
-def answers(shards: Iterable[Any], calls: Opaque) -> list[Any]:
-    """The values of calls of these shards, each a function and its other arguments."""
-    pairs = zip(shards, calls.value, strict=True)
-    return [function(good(shard), *rest) for shard, (function, *rest) in pairs]
+def answers(shards: Iterable[Lazy], opaque: Opaque[T]) -> Answers[T]:
+    """The values of calls whose first argument is a problem that has the rows of these shards."""
+    return attempted([partial(_answer, *pair) for pair in zip(shards, opaque.calls, strict=True)])
+
+
+def _answer(shard: Lazy, call: partial[T]) -> T:
+    problem, *rest = call.args
+    value = call.func(problem._replace(data=good(shard)), *map(unpacked, rest), **call.keywords)
+    return packed(value)
 
 
 class Facts(NamedTuple):
@@ -77,33 +92,34 @@ class Facts(NamedTuple):
         return -(-self.rows // (size or 1))
 
 
-class Loaded(NamedTuple):
-    """A shard in the memory of a worker."""
+class Placed(NamedTuple):
+    """The rows of a shard where they are, in place of an X: what the cluster knows them by."""
 
-    data: Data
-    facts: Facts
+    #: of the sites of its rows, before the first visit
+    kept: KeptRows
+    rows: Lazy
+    facts: Facts = Facts()
+    #: workers that have them, or are to read them. None: whoever has nothing to do
+    homes: Sequence[str] = ()
+
+    @property
+    def home(self) -> str | None:
+        return next(iter(self.homes), None)
 
 
-def load(*chunks: Any) -> Loaded | Exception:
-    """As _loaded. What is wrong is a value: an exception would be that of a lost task."""
-    try:
-        return _loaded(*chunks)
-    except (ValueError, TypeError) as error:
-        return error
-
-
-def _loaded(
+def load(
     numbers: Sequence[int],
-    X: Sequence[Any],
-    y: Sequence[Any],
-    weights: Sequence[Any] | None,
+    X: Sequence[Matrix],
+    y: Sequence[NDArray[np.generic]],
+    weights: Sequence[NDArray[np.generic]] | None,
     loss: Loss,
     intercept: bool,
     columns: int,
-) -> Loaded:
+) -> Data | Exception:
     """Chunks of rows as one shard, checked. Empty ones are left out.
 
-    numbers: of the chunks, for errors.
+    numbers: of the chunks, for errors. What is wrong is a value: an exception would be that of a
+    lost task.
     """
     parts: list[Data] = []
     for i, number in enumerate(numbers):
@@ -113,22 +129,20 @@ def _loaded(
             some = None if weights is None else weights[i]
             parts.append(_checked(X[i], y[i], some, loss, columns))
         except (ValueError, TypeError) as error:
-            raise type(error)(f"chunk {number}: {error}") from None
+            return type(error)(f"chunk {number}: {error}")
     if not parts:
-        return Loaded(NO_ROWS, Facts())
+        return NO_ROWS
     data = joined_data(parts)
-    if intercept:
-        data = data._replace(X=with_ones(data.X))
-    n, first = len(data.y), data.y[:, 0]
-    counted = np.ones(n) if data.weights is None else data.weights
-    size, total = float(copies_of(counted).sum()), float(counted.sum())
-    labels = bool((first < 0.0).any()), bool((first > 0.0).any())
-    mean = mean_of_rows(data.X, data.weights) if total > 0.0 else None
-    ends = ends_of(data.X) if intercept and mean is not None else None
-    return Loaded(data, Facts(n, size, labels, total, mean, ends, fraction(counted)))
+    return data._replace(X=with_ones(data.X)) if intercept else data
 
 
-def _checked(X: Any, y: Any, weights: Any, loss: Loss, columns: int) -> Data:
+def _checked(
+    X: Matrix,
+    y: NDArray[np.generic],
+    weights: NDArray[np.generic] | None,
+    loss: Loss,
+    columns: int,
+) -> Data:
     """One chunk. Weights of one chunk may all be 0."""
     if getattr(getattr(X, "dtype", None), "kind", "") == "O":
         raise TypeError("X has dtype object; allowed: real numbers")
@@ -144,137 +158,122 @@ def _checked(X: Any, y: Any, weights: Any, loss: Loss, columns: int) -> Data:
     return data._replace(weights=given)
 
 
-def good(shard: Any) -> Loaded:
+def good(shard: Lazy) -> Data:
     """A shard whose rows are good, loaded here if it was not. Else raises what is wrong."""
-    if hasattr(shard, "compute"):
+    if isinstance(shard, Delayed):
         shard = shard.compute(scheduler="synchronous")
     if isinstance(shard, Exception):
         raise shard
-    loaded: Loaded = shard
-    return loaded
+    assert isinstance(shard, Data)
+    return shard
 
 
-def facts_of(shard: Any) -> Facts:
+def facts_of(shard: Lazy, intercept: bool) -> Facts:
     """What the coordinator asks of each shard."""
-    return good(shard).facts
+    X, y, weights, _ = good(shard)
+    if y is None:
+        return Facts()
+    n, first = len(y), y[:, 0]
+    counted = np.ones(n) if weights is None else weights
+    size, total = float(copies_of(counted).sum()), float(counted.sum())
+    labels = bool((first < 0.0).any()), bool((first > 0.0).any())
+    mean = mean_of_rows(X, weights) if total > 0.0 else None
+    ends = ends_of(X) if intercept and mean is not None else None
+    return Facts(n, size, labels, total, mean, ends, fraction(counted))
 
 
-def packed(site: Any) -> Any:
-    """A site, or a posterior, as it travels: of a matrix the upper triangle, (1, d (d + 1) / 2)."""
-    matrix = site.precision
-    if matrix.ndim == 1:
-        return site
-    return site._replace(precision=matrix[np.triu_indices(len(matrix))][None])
+@overload
+def packed(value: Array) -> Array: ...
+@overload
+def packed(value: T) -> T: ...
+def packed(value: T | Array) -> T | Array:
+    """What travels: of a precision the upper triangle, (1, d (d + 1) / 2)."""
+    if isinstance(value, Update):
+        return value._replace(site=packed(value.site))
+    if isinstance(value, Sites):
+        return value._replace(precision=packed(value.precision))
+    if isinstance(value, np.ndarray) and value.ndim == 2:
+        return value[np.triu_indices(len(value))][None]
+    return value
 
 
-def unpacked(site: Any) -> Any:
+@overload
+def unpacked(value: Array) -> Array: ...
+@overload
+def unpacked(value: T) -> T: ...
+def unpacked(value: T | Array) -> T | Array:
     """What :func:`packed` was given."""
-    triangle, d = site.precision, len(site.shift)
-    if triangle.ndim == 1:
-        return site
-    upper = np.zeros((d, d))
-    upper[np.triu_indices(d)] = triangle[0]
-    return site._replace(precision=symmetric_from_upper(upper))
+    if isinstance(value, Update):
+        return value._replace(site=unpacked(value.site))
+    if isinstance(value, Sites):
+        return value._replace(precision=unpacked(value.precision))
+    if isinstance(value, np.ndarray) and value.ndim == 2:
+        d = math.isqrt(2 * value.size)
+        upper = np.zeros((d, d))
+        upper[np.triu_indices(d)] = value[0]
+        return symmetric_from_upper(upper)
+    return value
 
 
-def bytes_of(state: Any) -> int:
-    """Of the arrays of a state, or of a site. None: 0."""
-    parts = state or ()
-    return sum(part.nbytes for part in parts if isinstance(part, np.ndarray) and part.ndim)
+def bytes_of(value: T) -> int:
+    """Of the arrays in tuples."""
+    if isinstance(value, tuple):
+        return sum(map(bytes_of, value))
+    return value.nbytes if isinstance(value, np.ndarray) and value.ndim else 0
 
 
-def _answer(update: Update) -> Update:
-    """What a worker sends back: the site, and no sites of rows."""
-    return update._replace(site=packed(update.site), rows=None)
-
-
-class Visit(NamedTuple):
-    """What is asked of a shard."""
-
-    #: of the fit
-    token: str
-    shard: int
-    #: answers that the shard has given so far
-    number: int
-    #: both :func:`packed`
-    posterior: Sites
-    site: Sites
-    damping: float
-
-    def numbers(self) -> tuple[Array, Array, Sites]:
-        """Precision and shift of the posterior, and the site."""
-        precision, shift, _ = unpacked(self.posterior)
-        return precision, shift, unpacked(self.site)
-
-
-def visit_rows(shard: Loaded, problem: Problem, visit: Visit) -> Update:
-    """EP, or a pass of ADF, on the rows of a shard. Their sites, which ADF has none of, stay here.
+def update_kept(
+    shard: Problem, precision: Array, shift: Array, site: Sites, rows: KeptRows, damping: float
+) -> Update:
+    """As :func:`local_update`. The sites of the rows, which ADF has none of, stay here.
 
     Who asks twice for the same visit gets the same: the sites that it began with are kept.
     """
-    local, (precision, shift, site) = problem._replace(data=shard.data), visit.numbers()
-    own = ROWS.setdefault(visit.token, {}).setdefault(visit.shard, {})
+    token, k, number = rows
+    own = ROWS.setdefault(token, {}).setdefault(k, {})
     # another order of events may have brought this shard further
     latest = own[max(own)] if own else None
-    kept = own.get(visit.number, latest)
-    rows, made = (None, None) if kept is None else kept
+    kept = own.get(number, latest)
+    before, product = (None, None) if kept is None else kept
     # of a site whose rows are flat again nothing can be damped row by row
     cold = kept is None and bool(site.precision.any() or site.shift.any())
-    damping = 1.0 if cold else visit.damping
-    if cold and local.schedule.tol > 0.0:  # so that the shard has its site again
-        sweeps = max(AGAIN, local.schedule.sweeps)
-        local = local._replace(schedule=replace(local.schedule, sweeps=sweeps))
-    update = local_update(local, precision, shift, site, rows, damping, made)
+    if cold and shard.schedule.tol > 0.0:  # so that the shard has its site again
+        sweeps = max(AGAIN, shard.schedule.sweeps)
+        shard = shard._replace(schedule=replace(shard.schedule, sweeps=sweeps))
+    share = 1.0 if cold else damping
+    update = local_update(shard, precision, shift, site, before, share, product)
     after = kept
-    if update.rows is not None and (kept is None or update.rows is not kept.rows):
+    if isinstance(update.rows, Sites) and (kept is None or update.rows is not kept.rows):
         after = Kept(update.rows, update.site)
     # a thread per fit and shard at a time, but one that was sent twice: each writes a whole entry
-    ROWS.setdefault(visit.token, {})[visit.shard] = {visit.number: kept, visit.number + 1: after}
-    if visit.token in OVER:
-        ROWS.pop(visit.token, None)
+    ROWS.setdefault(token, {})[k] = {number: kept, number + 1: after}
+    if token in OVER:
+        ROWS.pop(token, None)
     if cold:
-        update = update._replace(site=families.damped(site, update.site, visit.damping))
-    return _answer(update)
-
-
-def visit_shared(
-    shard: Loaded,
-    problem: Problem,
-    visit: Visit,
-    batch: int | None,
-    checked: bool,
-) -> Update:
-    """A sweep over the batches of a group whose rows share a site. No state stays here."""
-    n = shard.facts.rows
-    step = n if batch is None else batch
-    last = np.zeros(n, dtype=np.uint8)
-    last[step - 1 :: step] = 1
-    last[-1] = 1
-    precision, shift, site = visit.numbers()
-    numbers = EP(power=problem.schedule.power, damping=visit.damping).filled()
-    local = problem._replace(data=shard.data, schedule=numbers)
-    rest = shard.facts.size, last, checked, visit.number
-    return _answer(local_shared(local, precision, shift, site, *rest))
+        update = update._replace(site=families.damped(site, update.site, damping))
+    return update._replace(rows=rows._replace(number=number + 1))
 
 
 class Passed(NamedTuple):
     """What comes back from a part of a pass of ADF."""
 
     #: of the engine. None before the first row
-    state: Any
+    state: Working | None
     counts: Counts
     facts: Facts
 
 
-def visit_pass(shard: Loaded, problem: Problem, state: Any) -> Passed:
+def local_pass(shard: Problem, state: Working | None) -> Passed:
     """A pass of ADF over a shard, from where the one before has ended. None: from the base."""
-    if not shard.facts.rows:
-        return Passed(state, Counts(), shard.facts)
-    engine: Any = engine_of(problem._replace(data=shard.data))
-    begun = engine.init(None) if state is None else state
+    facts = facts_of(shard.data, shard.prior.intercept)
+    if not facts.rows:
+        return Passed(state, Counts(), facts)
+    engine = engine_of(shard)
+    if state is None:
+        state = engine.init(None)
     with one_blas_thread(engine.order_of_matrices):
-        swept = engine.sweep(begun, True, no_tick)
-    return Passed(swept.state._replace(sweeps=begun.sweeps), swept.counts, shard.facts)
+        swept = engine.sweep(state, True, no_tick)
+    return Passed(swept.state._replace(sweeps=state.sweeps), swept.counts, facts)
 
 
 def forget(token: str) -> None:

@@ -1,12 +1,10 @@
 """Faces for scikit-learn. They need the extra ``epfast[sklearn]``."""
 
 from epfast.estimators.base import ConvergenceWarning, EvidenceWarning
-from epfast.estimators.gp import GPClassifier
-from epfast.estimators.gp_regressor import GPRegressor
-from epfast.estimators.linear import LinearClassifier
-from epfast.estimators.linear_regressor import LinearRegressor
+from epfast.estimators.linear import LinearClassifier, LinearRegressor
 from epfast.estimators.mixture import GaussianMixtureEP
 from epfast.estimators.network import NetworkClassifier, NetworkRegressor
+from epfast.estimators.process import GPClassifier, GPRegressor
 
 __all__ = [
     "ConvergenceWarning",

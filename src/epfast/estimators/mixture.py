@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,25 +11,33 @@ from numpy.typing import ArrayLike, NDArray
 from epfast._arrays import Array
 from epfast.estimators.base import (
     Posteriors,
+    Report,
+    Seed,
     all_or_nothing,
     check_is_fitted,
     estimator,
     fit_seed,
     seed_of_draws,
-    validate_data,
+    validate_rows,
     warn_of_fits,
 )
+from epfast.parametric import MixturePosterior
 from epfast.parametric.mixture import MODEL, fitted
 from epfast.schedules import Schedule
 
-# scikit-learn is there, or epfast.estimators.base would have said so
-from sklearn.base import BaseEstimator, DensityMixin  # isort: skip
+if TYPE_CHECKING:  # scikit-learn has no types
+
+    class DensityMixin:
+        """As scikit-learn's."""
+
+else:
+    from sklearn.base import DensityMixin
 
 __all__ = ["GaussianMixtureEP"]
 
 
 @estimator
-class GaussianMixtureEP(Posteriors, DensityMixin, BaseEstimator):  # type: ignore[misc]
+class GaussianMixtureEP(DensityMixin, Posteriors[MixturePosterior]):
     """Mixture of Gaussians of one isotropic noise, for scikit-learn: see :func:`fit_mixture`.
 
     Where scikit-learn's ``GaussianMixture(covariance_type="spherical")`` gives points, here are
@@ -81,10 +89,10 @@ class GaussianMixtureEP(Posteriors, DensityMixin, BaseEstimator):  # type: ignor
     noise_prior: tuple[float, float] | None = None
     schedule: Schedule | None = None
     n_init: int | None = None
-    random_state: Any = None
+    random_state: Seed = None
 
     @all_or_nothing
-    def fit(self, X: ArrayLike, y: Any = None) -> GaussianMixtureEP:
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> GaussianMixtureEP:
         """Fit the posterior.
 
         Parameters
@@ -110,17 +118,17 @@ class GaussianMixtureEP(Posteriors, DensityMixin, BaseEstimator):  # type: ignor
             If the passes did not converge.
         """
         del y
-        rows = validate_data(self, X, **self._input())
-        given = {name: getattr(self, name) for name in MODEL}
+        rows = validate_rows(self, X, **self._input())
+        model = {name: getattr(self, name) for name in MODEL}
         post, engine = fitted(
             rows,
             self.n_components,
-            given,
+            model,
             self.schedule,
             fit_seed(self.random_state),
             n_init=self.n_init,
         )
-        warn_of_fits([(post, engine, post.schedule)])
+        warn_of_fits([Report(post, engine, post.schedule)])
         self._set_fits([post], post.log_evidence)
         self.means_, self.weights_ = post.mean, post.weights
         self.noise_variance_ = post.noise_variance
@@ -128,7 +136,7 @@ class GaussianMixtureEP(Posteriors, DensityMixin, BaseEstimator):  # type: ignor
         self.covariances_ = np.tile(np.diag(np.full(d, self.noise_variance_)), (J, 1, 1))
         return self
 
-    def fit_predict(self, X: ArrayLike, y: Any = None) -> NDArray[np.intp]:
+    def fit_predict(self, X: ArrayLike, y: ArrayLike | None = None) -> NDArray[np.intp]:
         """Fit, and the most probable component of each row, (n,)."""
         return self.fit(X, y).predict(X)
 
@@ -174,7 +182,7 @@ class GaussianMixtureEP(Posteriors, DensityMixin, BaseEstimator):  # type: ignor
         rows = self._rows(X)
         return np.asarray(self.posterior_.log_predictive(rows))
 
-    def score(self, X: ArrayLike, y: Any = None) -> float:
+    def score(self, X: ArrayLike, y: ArrayLike | None = None) -> float:
         """The mean of :meth:`score_samples`.
 
         Parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
 from functools import partial
-from typing import Any, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,15 +14,20 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast.estimators.base import (
     LatentClassifier,
+    LatentRegressor,
+    Posteriors,
+    Rows,
+    Seed,
     all_or_nothing,
     check_labels,
     estimator,
     fit_seed,
+    in_threads,
+    jobs_of,
     validate_data,
 )
-from epfast.estimators.jobs import in_threads, jobs_of
-from epfast.estimators.regression import LatentRegressor
 from epfast.gaussian.posterior import shifted
+from epfast.inference.runtime import Tick
 from epfast.parametric import NetworkPosterior, fit_network
 from epfast.schedules import ADF, Schedule
 
@@ -30,27 +35,41 @@ __all__ = ["NetworkClassifier", "NetworkRegressor"]
 
 
 @estimator
-class _Network:
+class _Network(Posteriors[NetworkPosterior]):
     """What both estimators share: parameters and fits."""
 
-    hidden: Any = field(default=(50,), kw_only=False)
+    hidden: tuple[int, ...] = field(default=(50,), kw_only=False)
     schedule: Schedule | None = None
     prior: tuple[float, float] | float | None = None
     standardize: bool = True
-    random_state: Any = None
-    progress: Any = False
+    random_state: Seed = None
+    progress: bool | Tick = False
     #: of classifiers, which have a network for each class
     n_jobs: int | None = field(default=None, init=False)
 
-    def _given(self) -> dict[str, Any]:
-        """What fit_network takes besides rows."""
-        names = ("hidden", "schedule", "prior", "standardize", "progress")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "rng": fit_seed(self.random_state),
-        }
+    #: numbers of the noise, and the loss of classifiers
+    noise = (6.0, 6.0)
+    _loss: ClassVar[str | None] = None
 
-    def _continued(self, rows: Array, targets: Sequence[Array]) -> list[NetworkPosterior]:
+    def _first(
+        self, rows: Rows, targets: Sequence[ArrayLike], schedule: Schedule | None
+    ) -> list[NetworkPosterior]:
+        """Networks of the first rows, one for each target."""
+        seed = fit_seed(self.random_state)
+        fit = partial(
+            fit_network,
+            hidden=self.hidden,
+            schedule=schedule,
+            prior=self.prior,
+            noise=self.noise,
+            standardize=self.standardize,
+            progress=self.progress,
+            rng=seed,
+            loss=self._loss,
+        )
+        return self._each(partial(fit, rows, y) for y in targets)
+
+    def _continued(self, rows: Rows, targets: Sequence[ArrayLike]) -> list[NetworkPosterior]:
         """Networks of new rows, one for each target: from those that there are, or the first ones.
 
         The first rows of a stream count as often as later ones: by default one pass of ADF.
@@ -58,16 +77,13 @@ class _Network:
         if hasattr(self, "posteriors_"):
             pairs = zip(self.posteriors_, targets, strict=True)
             return self._each(partial(post.partial_fit, rows, y) for post, y in pairs)
-        given = self._given()
-        if self.schedule is None:
-            given["schedule"] = ADF()
-        return self._each(partial(fit_network, rows, y, **given) for y in targets)
+        return self._first(rows, targets, ADF() if self.schedule is None else self.schedule)
 
-    def _each(self, calls: Iterable[Callable[[], Any]]) -> list[Any]:
+    def _each(self, calls: Iterable[Callable[[], NetworkPosterior]]) -> list[NetworkPosterior]:
         some = list(calls)
         return in_threads(some, min(jobs_of(self.n_jobs), len(some)))
 
-    def _latents(self, rows: Any) -> list[tuple[Array, Array]]:
+    def _latents(self, rows: Rows) -> list[tuple[Array, Array]]:
         return [post.predict(rows) for post in self.posteriors_]
 
     def _publish(self, posts: list[NetworkPosterior]) -> Self:
@@ -77,7 +93,7 @@ class _Network:
 
 
 @estimator
-class NetworkRegressor(_Network, LatentRegressor):
+class NetworkRegressor(_Network, LatentRegressor[NetworkPosterior]):
     """Bayesian neural network by probabilistic backpropagation, for scikit-learn.
 
     The posterior over the weights comes from :func:`epfast.fit_network`: independent Gaussians,
@@ -129,9 +145,6 @@ class NetworkRegressor(_Network, LatentRegressor):
 
     noise: tuple[float, float] = (6.0, 6.0)
 
-    def _given(self) -> dict[str, Any]:
-        return {**super()._given(), "noise": self.noise}
-
     @all_or_nothing
     def fit(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> NetworkRegressor:
         """Fit the posterior.
@@ -150,8 +163,8 @@ class NetworkRegressor(_Network, LatentRegressor):
         NetworkRegressor
             Itself.
         """
-        rows, given = self._rows_and_responses(X, y)
-        return self._publish([fit_network(rows, _rest(given, offset), **self._given())])
+        rows, outcomes = self._rows_and_responses(X, y)
+        return self._publish(self._first(rows, [_rest(outcomes, offset)], self.schedule))
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None
@@ -174,23 +187,28 @@ class NetworkRegressor(_Network, LatentRegressor):
             Itself.
         """
         if hasattr(self, "posterior_"):
-            rows, given = validate_data(self, X, y, y_numeric=True, dtype=np.float64, reset=False)
-        else:
-            rows, given = self._rows_and_responses(X, y)
-        return self._publish(self._continued(rows, [_rest(given, offset)]))
+            checks = self._input()
+            rows, outcomes = validate_data(self, X, y, y_numeric=True, reset=False, **checks)
+            return self._publish(self._continued(rows, [_rest(outcomes, offset)]))
+        rows, responses = self._rows_and_responses(X, y)
+        return self._publish(self._continued(rows, [_rest(responses, offset)]))
 
-    def _draws(self, rows: Any, size: int, rng: np.random.Generator, offset: Any) -> Array:
-        drawn: Array = self.posterior_.sample_y(rows, size, rng)
-        return shifted(drawn, offset)
+    def _draws(
+        self, rows: Rows, size: int, rng: np.random.Generator, offset: ArrayLike | None
+    ) -> Array:
+        return shifted(self.posterior_.sample_y(rows, size, rng), offset)
 
 
-def _rest(y: Array, offset: ArrayLike | None) -> Array:
+def _rest(y: ArrayLike, offset: ArrayLike | None) -> ArrayLike:
     """What is left of y for the network, (n,)."""
-    return y if offset is None else y - _checks.array("offset", offset, shape=y.shape)
+    if offset is None:
+        return y
+    y = np.asarray(y)
+    return np.asarray(y - _checks.array("offset", offset, shape=y.shape))
 
 
 @estimator
-class NetworkClassifier(_Network, LatentClassifier):
+class NetworkClassifier(_Network, LatentClassifier[NetworkPosterior]):
     """Bayesian neural network classifier by probabilistic backpropagation, for scikit-learn.
 
     One output with a probit likelihood. With more than two classes a network for each against the
@@ -229,8 +247,7 @@ class NetworkClassifier(_Network, LatentClassifier):
 
     n_jobs: int | None = None
 
-    def _given(self) -> dict[str, Any]:
-        return {**super()._given(), "loss": "probit"}
+    _loss = "probit"
 
     @all_or_nothing
     def fit(self, X: ArrayLike, y: ArrayLike) -> NetworkClassifier:
@@ -252,8 +269,7 @@ class NetworkClassifier(_Network, LatentClassifier):
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_labels(labels)
         _, targets = self._encode(labels)
-        given = self._given()
-        return self._publish(self._each(partial(fit_network, rows, y, **given) for y in targets))
+        return self._publish(self._first(rows, targets, self.schedule))
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from epfast._arrays import Array, row_chunks
+from epfast._arrays import Array, Indices, row_chunks
+from epfast.estimators.base import Rows
 from epfast.gaussian.rows import NO_SPREAD, ends_of, mean_of_rows
 
 #: units from 0 from where rows are taken less an origin: k units cost 2 log10(k) of 16 digits
@@ -34,29 +35,32 @@ class ColumnMoments(NamedTuple):
     two_valued: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, rows: Any, weights: Array | None = None) -> ColumnMoments:
+    def of(cls, rows: Rows, weights: Array | None = None) -> ColumnMoments:
         """Those of rows, dense or CSR, in passes for the ends, the means, and the squares."""
-        given = np.ones(rows.shape[0]) if weights is None else weights
-        if not given.all():
-            rows, given = rows[given > 0.0], given[given > 0.0]
+        shares = np.ones(rows.shape[0]) if weights is None else weights
+        if not shares.all():
+            rows, shares = rows[shares > 0.0], shares[shares > 0.0]
         n, d = rows.shape
         if n == 0:
             none, end = np.zeros(d), np.full(d, np.inf)
             return cls(0.0, none, none, end, -end, np.ones(d, dtype=np.bool_))
-        if sparse.issparse(rows) and not rows.has_canonical_format:
-            rows = rows.copy()
-            rows.sum_duplicates()
-        mass = float(given.sum())
+        if sparse.issparse(rows):
+            stored: sparse.csr_array = rows
+            if not stored.has_canonical_format:
+                stored = stored.copy()
+                stored.sum_duplicates()
+            rows = stored
+        mass = float(shares.sum())
         ends = low, high = [np.asarray(end, dtype=np.float64) for end in ends_of(rows)]
         if sparse.issparse(rows):
-            middle, about = mean_of_rows(rows, given), _about_stored
+            middle, about = mean_of_rows(rows, shares), _about_stored
         else:
-            middle, about = _mean_of_dense(rows, given / mass), _about_dense
+            middle, about = _mean_of_dense(rows, shares / mass), _about_dense
         with np.errstate(all="ignore"):
             # a power of two, so that division is exact
             reach = np.frexp(np.maximum(high - middle, middle - low))[1]
             unit = np.ldexp(1.0, np.clip(reach, -1000, 1000))
-            first, second, between = about(rows, given / mass, middle, unit, ends)
+            first, second, between = about(rows, shares / mass, middle, unit, ends)
             # the rounding of the mean leaves both
             mean = np.clip(middle + unit * first, low, high)
             spread = unit * np.sqrt(np.maximum(second - first**2, 0.0))
@@ -135,7 +139,7 @@ class Units(NamedTuple):
 
 
 def total_of(
-    moments: ColumnMoments, scale: Array, centred: bool, groups: NDArray[np.intp] | None = None
+    moments: ColumnMoments, scale: Array, centred: bool, groups: Indices | None = None
 ) -> Array:
     """The total variance of the columns of each group, in these units, (k,); 1 where it is none.
 
@@ -154,14 +158,14 @@ def total_of(
 Sums = tuple[Array, Array, NDArray[np.bool_]]
 
 
-def _mean_of_dense(rows: Any, shares: Array) -> Array:
+def _mean_of_dense(rows: Rows, shares: Array) -> Array:
     # in one order, so that frames and arrays have the same sums
     with np.errstate(all="ignore"):
         parts = [shares[part] @ np.ascontiguousarray(rows[part]) for part in row_chunks(rows)]
         return np.asarray(sum(parts), dtype=np.float64)
 
 
-def _about_dense(rows: Any, shares: Array, middle: Array, unit: Array, ends: list[Array]) -> Sums:
+def _about_dense(rows: Rows, shares: Array, middle: Array, unit: Array, ends: list[Array]) -> Sums:
     first, second = np.zeros((2, len(unit)))
     between = np.zeros(len(unit), dtype=np.bool_)
     for part in row_chunks(rows):
@@ -173,7 +177,9 @@ def _about_dense(rows: Any, shares: Array, middle: Array, unit: Array, ends: lis
     return first, second, between
 
 
-def _about_stored(rows: Any, shares: Array, middle: Array, unit: Array, ends: list[Array]) -> Sums:
+def _about_stored(
+    rows: sparse.csr_array, shares: Array, middle: Array, unit: Array, ends: list[Array]
+) -> Sums:
     n, d = rows.shape
     first, second, stored, inside = np.zeros((4, d))
     counts = np.zeros(d, dtype=np.intp)

@@ -336,7 +336,7 @@ class IntegratedPosterior(Posterior):
         return all(post.converged for post in self.posteriors)
 
     @property
-    def unknown_order(self) -> int:  # type: ignore[override]
+    def unknown_order(self) -> int:
         return max(int(post.unknown_order) for post in self.posteriors)
 
     @property
@@ -380,7 +380,7 @@ class IntegratedPosterior(Posterior):
 
     # -- moments and quantiles --
 
-    def _mixed(self, values: Sequence[Array]) -> Array:
+    def _mixed(self, values: Sequence[Array | float]) -> Array:
         """The average of arrays of the points."""
         return np.asarray(np.tensordot(self.weights, np.stack(values), 1))
 

@@ -44,7 +44,7 @@ class Sampled(Protocol):
     def variance(self) -> Array: ...
 
     @property
-    def sites(self) -> Sites: ...
+    def sites(self) -> Sites | None: ...
 
     @property
     def log_evidence(self) -> float: ...
@@ -89,6 +89,7 @@ class SiteProposal(Proposal):
         return np.asarray(self.post.mean.ravel() + self.post.colored(z))
 
     def log_ratio(self, z: Array, theta: Array) -> Array:
+        assert self.post.sites is not None
         precision, shift, scale = self.post.sites
         drawn = theta.reshape(len(theta), *self.post.mean.shape)
         h = self.post.latent_at(drawn)

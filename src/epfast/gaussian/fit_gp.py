@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -18,8 +19,14 @@ from epfast.gaussian.forms.stack import LatentEngine
 from epfast.gaussian.low_rank import LowRankGPPosterior, fit_low_rank, note_rank
 from epfast.gaussian.prior import KernelPrior, check_positive, kernel_in_memory
 from epfast.gaussian.problem import Problem
-from epfast.gaussian.process_posterior import GPPosterior, LatentGPPosterior, checked_kernels
+from epfast.gaussian.process_posterior import (
+    GPPosterior,
+    LatentGPPosterior,
+    ProcessPosterior,
+    checked_kernels,
+)
 from epfast.gaussian.rows import responses_of
+from epfast.gaussian.shards import WarmStart
 from epfast.gaussian.table import Request, choose
 from epfast.inference import (
     Callback,
@@ -37,11 +44,11 @@ from epfast.inference.records import warn_user
 from epfast.inference.report import note_weights, note_working
 from epfast.inference.runtime import Tick, at_work, pool_of, threads_of
 from epfast.losses import LatentLoss, Loss
+from epfast.losses.names import LossGiven
 from epfast.schedules import EP, DoubleLoop, Schedule
 from epfast.schemes import Scheme
 
-#: most values for which the double loop is there by default: a fit of one step takes .05, .23 and
-#: 3.4 s with 200, 400 and 800
+#: most values for which the double loop is there by default: its steps take O(n^3)
 DESCENT_UP_TO = 1000
 
 
@@ -50,7 +57,7 @@ def fit_gp(
     K: ArrayLike | KernelColumns | LowRankFactor,
     y: ArrayLike,
     *,
-    loss: Any = "probit",
+    loss: LossGiven = "probit",
     scheme: str | Scheme | None = None,
     schedule: Schedule | None = None,
     beta: float | None = None,
@@ -181,8 +188,8 @@ def fit_gp(
     _checks.callback(callback)
     _checks.progress(progress)
     serial = getattr(scheme, "learns", False)
-    given: dict[str, Any] = {"callback": callback, "progress": progress}
-    given["threads"] = None if n_jobs is None else threads_of(n_jobs, serial)
+    threads = None if n_jobs is None else threads_of(n_jobs, serial)
+    fit = partial(fit_process, check=True, callback=callback, progress=progress, threads=threads)
     loss = losses.resolve(loss, y).tempered(beta).with_offset(offset is not None)
     if schedule is None:
         schedule = EP()
@@ -192,7 +199,7 @@ def fit_gp(
             schedule = with_descent(schedule, loss, order)
     shift = 0.0 if jitter is None else _checks.number("jitter", jitter, least=0.0)
     if isinstance(loss, LatentLoss):
-        if low_rank or weights is not None or isinstance(K, KernelColumns):
+        if rank is not None or weights is not None or isinstance(K, KernelColumns | LowRankFactor):
             name = "weights" if weights is not None else "K" if rank is None else "rank"
             raise ValueError(
                 f"{name} is given; allowed with {loss!r}, which has several latents "
@@ -211,12 +218,22 @@ def fit_gp(
         kernels, common = checked_kernels(K, overwrite_K, shift, loss.latents)
         data = responses_of(loss, y, kernels[0].n, offset=offset)
         of_latents = chosen.problem(data, KernelPrior(kernels, common))
-        several: LatentGPPosterior = fit_process(of_latents, start, check=True, **given)
-        return several
+        return fit(of_latents, start)
     if low_rank:
         choices = loss, scheme, batch_size, schedule
-        given |= {"rank": rank, "rank_tol": rank_tol, "offset": offset, "weights": weights}
-        low_rank_post = fit_low_rank(K, y, choices, start=start, **given)
+        low_rank_post = fit_low_rank(
+            K,
+            y,
+            choices,
+            rank=rank,
+            rank_tol=rank_tol,
+            offset=offset,
+            weights=weights,
+            start=start,
+            threads=threads,
+            callback=callback,
+            progress=progress,
+        )
         if rank is not None:  # else a search of hyper-parameters may fit it many times
             try:
                 note_working(loss)
@@ -237,8 +254,7 @@ def fit_gp(
     problem = chosen.problem(data, KernelPrior(kernel))
     note_working(loss)
     note_weights(data.weights)
-    post: GPPosterior = fit_process(problem, start, check=True, **given)
-    return post
+    return fit(problem, start)
 
 
 def with_descent(schedule: EP, loss: Loss, n: int) -> EP | DoubleLoop:
@@ -251,7 +267,7 @@ def with_descent(schedule: EP, loss: Loss, n: int) -> EP | DoubleLoop:
 
 def fit_process(
     problem: Problem,
-    start: Any = None,
+    start: ProcessPosterior | WarmStart | None = None,
     *,
     callback: Callback | None = None,
     progress: bool | Tick = False,
@@ -259,7 +275,7 @@ def fit_process(
     warns: bool = True,
     check: bool = False,
     slopes: bool = False,
-) -> Any:
+) -> GPPosterior | LatentGPPosterior:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_gp`.
 
     threads: how many share the work. None: the pool of the kernel, or what BLAS has. warns: False
@@ -273,24 +289,25 @@ def fit_process(
     sweeps = schedule.start if descends else schedule
     # what Ctrl-C leaves: the sweeps that are done and their posterior
     history: list[SweepInfo] = []
-    kind: Any = LatentGPPosterior if several else GPPosterior
-    post, fit = start, None
+    kind = LatentGPPosterior if several else GPPosterior
+    post: ProcessPosterior | WarmStart | None = start
+    fit = None
 
-    def result(fit: Fit[Any]) -> Any:
-        made = kind(fit.state, problem, fit.converged, history + fit.history)
-        return replace(made, converged=False) if fit.converged and broken(made) else made
+    def result(fit: Fit[Any]) -> GPPosterior | LatentGPPosterior:
+        new = kind(fit.state, problem, fit.converged, history + fit.history)
+        return replace(new, converged=False) if fit.converged and broken(new) else new
 
     try:
-        arguments: dict[str, Any] = {"callback": callback, "progress": progress}
         if threads is not None:
             pool = pool_of(threads, problem.n_rows)
             for kernel in kernels:
                 kernel.pool = pool
-        arguments["questions"] = problem.scheme.questions if problem.scheme.learns else None
+        questions = problem.scheme.questions if problem.scheme.learns else None
+        run_engine = partial(run_from, callback=callback, progress=progress, questions=questions)
         with at_work(kernels[0].pool, problem.n_rows):
             for kernel in kernels if check else ():
                 check_positive(kernel)
-            engine: Any
+            engine: LatentEngine | ProcessEngine
             if several:
                 engine = LatentEngine(problem)
             else:
@@ -300,7 +317,7 @@ def fit_process(
                 engine = ProcessEngine(first, form, exact=exact)
             try:
                 guess = check and start_may_be_dropped(start, problem)
-                fit = run_from(engine, sweeps, start, guess=guess, **arguments)
+                fit = run_engine(engine, sweeps, start, guess=guess)
                 post = result(fit)
                 if problem.scheme.polish and not fit.stopped:
                     fit = polished(engine, sweeps, problem.scheme, fit, post)
@@ -311,15 +328,16 @@ def fit_process(
             if descends and not (fit is not None and (fit.converged or fit.stopped)):
                 is_swept, history = fit is not None, [] if fit is None else fit.history
                 fit = None
-                if is_swept:  # the descent takes the array
+                if isinstance(post, GPPosterior) and is_swept:  # the descent takes the array
                     post = without_factor(post)
                 try:
                     steps = EP(schedule.steps, tol=0.0, damping=1.0).filled()
-                    fit = run_from(DescentEngine(problem, form), steps, post, **arguments)
+                    fit = run_engine(DescentEngine(problem, form), steps, post)
                     post = result(fit)
                 except FloatingPointError:
                     if not is_swept:
                         raise
+        assert isinstance(post, kind)
         # who stops a descent knows that it has not ended
         stopped = descends and fit is not None and fit.stopped
         if warns and not stopped:
@@ -336,7 +354,7 @@ def without_factor(post: GPPosterior) -> GPPosterior:
     return replace(post, state=GPState(*post.state[:4]))
 
 
-def unfitted(problem: Problem) -> Any:
+def unfitted(problem: Problem) -> GPPosterior | LatentGPPosterior:
     """The prior as a posterior: before the first sweep, without a start."""
     if problem.loss.latents != 1:
         engine = LatentEngine(problem)
@@ -345,7 +363,7 @@ def unfitted(problem: Problem) -> Any:
     return GPPosterior(state, problem, False, [])
 
 
-def warn_of_process(post: Any, category: type[Warning] = ConvergenceWarning) -> None:
+def warn_of_process(post: ProcessPosterior, category: type[Warning] = ConvergenceWarning) -> None:
     """Warn of what is wrong with a fit."""
     reason = broken(post)
     steps = sum(info.mismatch is not None for info in post.history)
@@ -354,14 +372,14 @@ def warn_of_process(post: Any, category: type[Warning] = ConvergenceWarning) -> 
     elif not isinstance(post.schedule, DoubleLoop):
         warn_of(post, post.problem, post.schedule, category)
     elif not post.converged:
-        left = "the sweeps do not converge, and the double loop finds no point to descend from"
+        why = "the sweeps do not converge, and the double loop finds no point to descend from"
         if steps:
-            left = (
+            why = (
                 f"after {steps} steps of the double loop the tilted moments still differ from "
                 f"those of the posterior by {post.history[-1].mismatch:.2g} of its own scale"
             )
         warn_user(
-            f"no fixed point of EP was found: {left}; scale the kernel, or use a loss with a "
+            f"no fixed point of EP was found: {why}; scale the kernel, or use a loss with a "
             "log-concave factor, or one with a larger scale",
             category,
         )

@@ -612,7 +612,8 @@ class LinearTarget(Target[FullPosterior]):
 
     def valid_fit(self, u: Array, tol: float, start: FullPosterior | None) -> FullPosterior | None:
         # points that do not converge are counted
-        post: FullPosterior = fit_problem(self.problem_at(u, tol), start, warn=lambda *fit: None)
+        post = fit_problem(self.problem_at(u, tol), start, warn=lambda *fit: None)
+        assert isinstance(post, FullPosterior)
         return post if post.converged else None
 
     def rounding(self, post: FullPosterior) -> float:

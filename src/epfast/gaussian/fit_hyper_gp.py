@@ -37,6 +37,7 @@ from epfast.gaussian.process_posterior import (
     draws_of,
 )
 from epfast.gaussian.rows import responses_of
+from epfast.gaussian.shards import WarmStart
 from epfast.gaussian.table import Request, choose
 from epfast.inference import Callback
 from epfast.inference.design import change, grown, principal_axes
@@ -91,7 +92,10 @@ class FitOfProcess(Protocol):
     """A fit of a process, by a schedule and from a start."""
 
     def __call__(
-        self, schedule: Schedule, start: ProcessPosterior | None, callback: Callback | None = None
+        self,
+        schedule: Schedule,
+        start: ProcessPosterior | WarmStart | None,
+        callback: Callback | None = None,
     ) -> ProcessPosterior: ...
 
 
@@ -493,7 +497,9 @@ def at_kernel(
     of_kernel = process.with_kernel(K)
 
     def fit(
-        schedule: Schedule, start: ProcessPosterior | None, callback: Callback | None = None
+        schedule: Schedule,
+        start: ProcessPosterior | WarmStart | None,
+        callback: Callback | None = None,
     ) -> ProcessPosterior:
         problem, slopes = of_kernel._replace(schedule=schedule.filled()), dK.size > 0
         post: ProcessPosterior = fit_process(

@@ -6,20 +6,22 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks, losses
-from epfast._arrays import Array, Matrix, is_sparse
+from epfast._arrays import Array, Given, Matrix, SparseGiven, is_sparse
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian import notes
 from epfast.gaussian.engine import Working, plain
 from epfast.gaussian.forms.kernel import GPState
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
-from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior
+from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior, LinearPosterior
+from epfast.gaussian.online import Warn
 from epfast.gaussian.orders import first_sites
 from epfast.gaussian.prior import (
     CenteredPrior,
@@ -44,7 +46,7 @@ from epfast.gaussian.rows import (
     weights_of,
     with_ones,
 )
-from epfast.gaussian.shards import WarmStart
+from epfast.gaussian.shards import Update, WarmStart
 from epfast.gaussian.shrunk_posterior import ShrunkPosterior, with_prior_sites
 from epfast.gaussian.sparse import (
     SWEEPS,
@@ -71,13 +73,13 @@ from epfast.gaussian.table import (
 from epfast.gaussian.wide_posterior import WidePosterior
 from epfast.inference import (
     Callback,
+    Engine,
     ExecutorFailed,
     Fit,
     Interrupted,
     SweepInfo,
     Swept,
     interrupted,
-    run,
     run_from,
     start_may_be_dropped,
     warn_of,
@@ -92,18 +94,24 @@ from epfast.inference.loop import (
 )
 from epfast.inference.report import note_weights, note_working
 from epfast.inference.runtime import Tick, threads_of, with_room
+from epfast.losses.names import LossGiven
 from epfast.schedules import Schedule
 from epfast.schemes import Laplace, Scheme
 
-#: largest min(n, d) with a full covariance by default: 200 rows more than columns take .16, .9 and
-#: 5.8 s with 500, 1,000 and 2,000 columns
+#: largest min(n, d) with a full covariance by default: a sweep takes O(n d^2 + d^3)
 FULL_UP_TO = 5000
-KINDS = {
+#: what fits return
+Result = FactorizedPosterior | FullPosterior | LatentPosterior
+Constraints = Given | SparseGiven
+KINDS: dict[str, type[Result]] = {
     "full": FullPosterior,
     "wide": WidePosterior,
     "sparse": SparsePosterior,
     "factorized": FactorizedPosterior,
 }
+
+#: answers of tasks
+T = TypeVar("T")
 
 
 @_checks.named
@@ -111,7 +119,7 @@ def fit_linear(
     X: ArrayLike | Iterable[tuple[ArrayLike, ArrayLike]],
     y: ArrayLike | None = None,
     *,
-    loss: Any = "logistic",
+    loss: LossGiven = "logistic",
     scheme: str | Scheme | None = None,
     posterior: str | None = None,
     batch_size: int | None = None,
@@ -241,17 +249,15 @@ def fit_linear(
         and parallel order of dense rows with a factorised posterior, where the work takes some
         tenths of a millisecond. All else takes one thread, and so do your own losses and schemes,
         and importance sampling; products of matrices of order 512 and more take those of BLAS. The
-        result is the same. Beside an ``executor`` it is the number of tasks in flight in the order
-        "as_completed", by default that of its workers.
+        result is the same. Not beside an ``executor``.
     executor : concurrent.futures.Executor, optional
         Runs the work on shards: a pool of threads or processes, or ``client.get_executor()`` of a
         Dask client. ``schedule=DEP()``, DSEP() and DAEP() have a task per shard or group.
         ``EP(order="parallel")`` with a ``batch_size`` and ``scheme="laplace"`` has tasks, too. A
         task carries its rows, so processes suit work that is long for the size of its rows. For
-        rows that live on a cluster see :mod:`epfast.dask`. In the order "parallel" the result is
-        that without an executor. DEP's "as_completed", the default here, depends on which task
-        ends first, and reports ``in_flight`` in ``history``. Tasks that the executor loses are
-        submitted again. The executor is not shut down.
+        rows that live on a cluster see :mod:`epfast.dask`. The order "auto" is "parallel", and the
+        result is that without an executor. Tasks that the executor loses are submitted again. The
+        executor is not shut down.
 
     Returns
     -------
@@ -306,6 +312,11 @@ def fit_linear(
     """
     if executor is not None:
         check_executor(executor)
+        if n_jobs is not None:
+            raise ValueError(
+                f"n_jobs is {_checks.describe(n_jobs)} beside an executor, which has its own "
+                "workers; allowed: None"
+            )
     for name, value in (("X", X), ("y", y)):
         _checks.not_lazy(name, value)
     loss, ones = losses.resolve(loss, y), intercept_variance(intercept)
@@ -392,7 +403,7 @@ def fit_linear(
         if model.data.weights is not None:
             note_weights(model.data.weights)
         scale = None if stream else _notes(problem, prior_variance, given.is_matrix)
-    post: FactorizedPosterior | FullPosterior | LatentPosterior = fit_problem(
+    post = fit_problem(
         problem,
         start,
         record=record,
@@ -400,7 +411,7 @@ def fit_linear(
         progress=progress,
         threads=threads,
         guess=start is not None and start_may_be_dropped(start, problem),
-        tasks=None if executor is None else Tasks(executor, threads if n_jobs else None),
+        tasks=None if executor is None else Tasks[Update](executor),
     )
     try:
         if scale is not None:
@@ -442,7 +453,7 @@ def _in_form(
     request: Request,
     given: PriorArguments,
     ones: float | None,
-    constraints: Any,
+    constraints: Constraints,
     posterior: str | None,
 ) -> Model:
     """The model in the sparse form, where that is asked for or takes less time; rows checked."""
@@ -464,7 +475,7 @@ def _in_form(
     return model._replace(chosen=chosen, prior=prior, center=prior.center).with_rows(X)
 
 
-def _observed(model: Model, offset: ArrayLike | None, start: Any) -> Model:
+def _observed(model: Model, offset: ArrayLike | None, start: LinearPosterior | None) -> Model:
     """The model with its responses for the core, its loss with numbers in place of None."""
     (X, y, weights, _), chosen = model.data, model.chosen
     loss = chosen.loss
@@ -482,7 +493,9 @@ def _observed(model: Model, offset: ArrayLike | None, start: Any) -> Model:
     return model._replace(chosen=chosen._replace(loss=loss), data=data)
 
 
-def _centered(model: Model, ones: float | None, prior: losses.Prior | None, start: Any) -> Model:
+def _centered(
+    model: Model, ones: float | None, prior: losses.Prior | None, start: LinearPosterior | None
+) -> Model:
     """The model with the row at which its intercept has its prior."""
     if ones is None:
         return model
@@ -500,7 +513,11 @@ def _centered(model: Model, ones: float | None, prior: losses.Prior | None, star
 
 
 def _problem(
-    model: Model, wide: bool, given: PriorArguments, ones: float | None, start: Any
+    model: Model,
+    wide: bool,
+    given: PriorArguments,
+    ones: float | None,
+    start: LinearPosterior | None,
 ) -> Problem:
     """The problem of a model under a normal prior, in the n x n form where that is for it."""
     chosen, prior = model.chosen, model.prior
@@ -515,9 +532,10 @@ def _problem(
     return in_best_form(chosen.problem(model.data, normal, model.names))
 
 
-def check_start(start: Any, chosen: Choices, prior: Any) -> None:
+def check_start(start: LinearPosterior, chosen: Choices, prior: losses.Prior | None) -> None:
     """Refuse a start of another kind than the fit."""
-    kind: Any = FullPosterior if chosen.posterior == "sparse" else KINDS[chosen.posterior]
+    kind: type[LinearPosterior]
+    kind = FullPosterior if chosen.posterior == "sparse" else KINDS[chosen.posterior]
     beside = "" if prior is None else " with a prior="
     if isinstance(chosen.loss, losses.LatentLoss):
         kind, beside = LatentPosterior, f" with {chosen.loss!r}"
@@ -536,7 +554,7 @@ def sparse_form(
     given: PriorArguments,
     ones: float | None,
     weights: Array | None,
-    constraints: Any,
+    constraints: Constraints,
     asked: str | None,
 ) -> tuple[Matrix, SparsePrior] | None:
     """The sparse form of finite rows (n, d), which end in ones where there is an intercept.
@@ -576,11 +594,11 @@ def sparse_form(
     return X, prior.in_form(SparsePrior, design=design)
 
 
-def checked_constraints(given: Any, d: int, intercept: bool) -> Array | None:
+def checked_constraints(given: Constraints, d: int, intercept: bool) -> Array | None:
     """Constraints A w = 0, (k, d), checked; of an intercept, the last weight, there are none."""
     if given is None:
         return None
-    given = given.toarray() if hasattr(given, "tocsr") else given
+    given = given.tocsr().toarray() if hasattr(given, "tocsr") else given
     A = np.atleast_2d(_checks.real_array("constraints", given))
     A = _checks.array("constraints", A, shape=(None, d - intercept))
     sizes = np.sqrt((A**2).sum(axis=1))
@@ -596,11 +614,11 @@ def checked_constraints(given: Any, d: int, intercept: bool) -> Array | None:
     return np.pad(A, ((0, 0), (0, 1))) if intercept else A
 
 
-def _notes(problem: Problem, variance: Any, is_matrix: bool) -> float | None:
+def _notes(problem: Problem, variance: Given, is_matrix: bool) -> float | None:
     """Note what is odd about the data; return the scale of a flat prior, None of another."""
     data = problem.data
     sizes = None if is_matrix else notes.column_sizes(data.X, problem.prior.center)
-    if sizes is not None and np.ndim(variance) == 0:
+    if sizes is not None and (variance is None or np.ndim(variance) == 0):
         notes.note_scales(sizes[0])
     if not problem.loss.by_margin or data.y is None:
         return None
@@ -612,7 +630,7 @@ def _notes(problem: Problem, variance: Any, is_matrix: bool) -> float | None:
     return scale if scale > notes.FLAT else None
 
 
-def _kept(problem: Problem, callback: Any, progress: Any) -> Data:
+def _kept(problem: Problem, callback: Callback | None, progress: bool | Tick) -> Data:
     """The rows, as copies where functions of the user could change what the core relies on."""
     data, loss = problem.data, problem.loss
     if isinstance(data.X, Stream):
@@ -623,7 +641,7 @@ def _kept(problem: Problem, callback: Any, progress: Any) -> Data:
     return data._replace(X=data.X.copy()) if called and problem.sparse else data
 
 
-def kind_of(problem: Problem) -> Any:
+def kind_of(problem: Problem) -> type[Result]:
     """The class of what a fit returns."""
     if isinstance(problem.prior, PerWeightPrior):
         return ShrunkPosterior
@@ -632,7 +650,7 @@ def kind_of(problem: Problem) -> Any:
     return KINDS[problem.posterior]
 
 
-def posterior_of(problem: Problem, fit: Fit[Any]) -> Any:
+def posterior_of(problem: Problem, fit: Fit[Any]) -> Result:
     """What a fit returns."""
     kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
     if not isinstance(fit.state, Working):
@@ -642,17 +660,17 @@ def posterior_of(problem: Problem, fit: Fit[Any]) -> Any:
 
 def fit_problem(
     problem: Problem,
-    start: Any = None,
+    start: LinearPosterior | WarmStart | None = None,
     *,
     record: str | None = None,
-    callback: Any = None,
+    callback: Callback | None = None,
     progress: bool | Tick = False,
     threads: int = 1,
     guess: bool = False,
-    warn: Callable[..., Any] = warn_of,
-    tasks: Tasks | None = None,
-    make_engine: Callable[..., Any] = engine_of,
-) -> Any:
+    warn: Warn = warn_of,
+    tasks: Tasks[T] | None = None,
+    make_engine: Callable[..., Engine[Any, Any, Any]] = engine_of,
+) -> Result:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.
 
     threads: how many share the work. guess: whether ``start`` may be dropped.
@@ -661,7 +679,7 @@ def fit_problem(
     make_engine: makes the engine of the problem. By default that of rows which are here.
     """
 
-    def result(fit: Fit[Any]) -> Any:
+    def result(fit: Fit[Any]) -> Result:
         return posterior_of(problem, fit)
 
     def costs(swept: Swept[Any]) -> tuple[float | None, Array | None]:
@@ -672,6 +690,7 @@ def fit_problem(
         return float(problem.cost(mean[None])[0]), traced
 
     def look(info: SweepInfo, state: State) -> Any:
+        assert callback is not None
         return callback(info, seen_by_users(state))
 
     def seen_by_users(state: Any) -> Any:
@@ -687,23 +706,26 @@ def fit_problem(
     schedule, scheme = problem.schedule, problem.scheme
     fit = None
     try:
-        fitted = problem._replace(data=_kept(problem, callback, progress))
+        own = problem._replace(data=_kept(problem, callback, progress))
         settings = {"traced": True} if record == "factor" else {}
-        engine: Any = make_engine(fitted, **settings)
+        engine: Any = make_engine(own, **settings)
         try:
             if tasks is not None:
                 engine.tasks = tasks
             elif threads > 1 and hasattr(engine, "share"):
                 engine.share(ThreadPool(with_room(threads)))
-            given: dict[str, Any] = {
-                "record": None if record is None else costs,
-                "callback": None if callback is None else look,
-                "progress": progress,
-                "questions": scheme.questions if scheme.learns else None,
-            }
-            fit = run_from(engine, schedule, start, guess=guess, **given)
+            run_from_start = partial(
+                run_from,
+                engine,
+                schedule,
+                record=None if record is None else costs,
+                callback=None if callback is None else look,
+                progress=progress,
+                questions=scheme.questions if scheme.learns else None,
+            )
+            fit = run_from_start(start, guess=guess)
             if start is None and not fit.stopped and fit.history and fit.history[-1].n_refused:
-                fit = _from_first_sites(engine, problem, fit, given)
+                fit = _from_first_sites(run_from_start, problem, fit)
             if scheme.polish and not fit.stopped:
                 fit = polished(engine, schedule, scheme, fit, result(fit))
         finally:
@@ -729,7 +751,7 @@ def fit_problem(
 
 
 def _from_first_sites(
-    engine: Any, problem: Problem, fit: Fit[Any], given: dict[str, Any]
+    run_again: Callable[[WarmStart], Fit[Any]], problem: Problem, fit: Fit[Any]
 ) -> Fit[Any]:
     """The fit, or one from :func:`first_sites` where that refuses fewer sites.
 
@@ -746,13 +768,13 @@ def _from_first_sites(
         return fit
     start = WarmStart(first_sites(problem), problem.base.shift, at_start(problem))
     try:
-        again = run(engine, problem.schedule, start, **given)
+        again = run_again(start)
     except (FloatingPointError, ValueError):
         return fit
     return again if again.history[-1].n_refused < fit.history[-1].n_refused else fit
 
 
-def unfitted(problem: Problem) -> Any:
+def unfitted(problem: Problem) -> Result | None:
     """The prior as a posterior: before the first sweep, without a start. None without rows."""
     if problem.data.X is None:
         return None

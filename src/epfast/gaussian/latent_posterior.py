@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from epfast import families
-from epfast._arrays import Array, pieces
+from epfast._arrays import Array, Given, Matrix, RowsGiven, is_sparse, pieces
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.engine import plain, with_moments
 from epfast.gaussian.forms.nested import (
@@ -25,13 +25,14 @@ from epfast.gaussian.forms.stack import Stack
 from epfast.gaussian.linear_posterior import FullPosterior, Known, LinearPosterior, finite
 from epfast.gaussian.posterior import SeveralLatents, shifted
 from epfast.gaussian.problem import Problem
-from epfast.gaussian.state import State, inverse_root
+from epfast.gaussian.state import State
 from epfast.inference import Sites
 from epfast.inference.runtime import cached_property
-from epfast.losses import Multiclass
+from epfast.losses import LatentLoss, Multiclass
+from epfast.schedules import Schedule
 
-#: largest number of weights for which a check makes a Gaussian with covariances between classes: a
-#: check of 500 rows and 400 weights takes 2.1 s in place of 1.1
+#: largest number of weights for which a check makes a Gaussian with covariances between classes,
+#: O(n (C d)^2)
 CLOSEST_UP_TO = 2000
 
 
@@ -56,7 +57,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
 
     kind: ClassVar[str] = "latents"
     #: how sites make the posterior
-    _form: ClassVar[Any] = Stack
+    _form: ClassVar[type[Stack] | type[Joint]] = Stack
     has_site_per_row = True
 
     @cached_property
@@ -76,11 +77,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
     def _root(self) -> Array:
         return np.stack([part._root for part in self.parts])
 
-    @cached_property
-    def log_evidence(self) -> float:
-        """EP's log p(y): log of the integral of prior times sites, with all constants."""
-        if self.known is not None:
-            return self.known.log_evidence
+    def _evidence(self) -> float:
         norms = sum(with_moments(part.state).log_norm for part in self.parts)
         return float(self.state.log_scale + norms + self.problem.prior_norm)
 
@@ -94,7 +91,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
     def _latent_of(self, theta: Array) -> Array:
         return self.problem.latent(theta)
 
-    def _latent(self, rows: Any, joint: bool = False) -> tuple[Array, Array]:
+    def _latent(self, rows: Matrix, joint: bool = False) -> tuple[Array, Array]:
         """Mean and variance of the latents of rows, (n, C) each. O(C n d^2)."""
         mean, variance = zip(*(part._latent(rows, joint) for part in self.parts), strict=True)
         return np.stack(mean, axis=1), np.stack(variance, axis=0 if joint else 1)
@@ -105,16 +102,14 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         About the same mean, with the precision P0 + Σ_i x_i x_i' W_i, W_i the curvature of the
         factors under the cavities. O(n (C d)^2).
         """
-        loss, sites, (latents, d) = self.problem.loss, self.sites, self.mean.shape
+        loss, sites, (latents, d) = self.problem.loss, self.state.sites, self.mean.shape
         if not isinstance(loss, Multiclass) or latents * d > CLOSEST_UP_TO:
             return None
         y = self.problem.data.y
         h, s = self.marginals_of_rows()
-        ratio = 1.0 - sites.precision * s
-        if not (ratio > 0.0).all():
+        m, v = sites.cavities(h, s)
+        if not np.isfinite(v).all():
             return None
-        v = s / ratio
-        m = h - v * (sites.shift - sites.precision * h)
         slopes, W = np.empty((len(h), latents)), np.empty((len(h), latents, latents))
         if y is None or loss.latent_moments().curvatures(y, m, v, slopes, W):
             return None
@@ -127,12 +122,12 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
 
     remove = FullPosterior.remove
 
-    def _of_rest(self, problem: Problem, removal: Any, rest: Problem) -> Any:
-        state = self._form(rest).rebuild(families.taken(self.sites, ~removal), self.n_sweeps)
+    def _of_rest(self, problem: Problem, removal: NDArray[np.bool_], rest: Problem) -> State | None:
+        state = self._form(rest).rebuild(families.taken(self.state.sites, ~removal), self.n_sweeps)
         return None if state is None else plain(state)
 
-    def partial_fit(self, X: Any, y: ArrayLike, **given: Any) -> NoReturn:
-        """Refused: sites of rows that are held are of one latent per row."""
+    def partial_fit(self, X: RowsGiven, y: ArrayLike, **options: Given | Schedule) -> NoReturn:
+        """Refused: rows are added with sites of one latent each."""
         raise ValueError(
             f"the posterior has the loss {self.problem.loss!r}, with several latents per row, and "
             "no partial_fit; allowed with it: epfast.fit_linear of all rows, and remove"
@@ -148,9 +143,9 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         X : array_like or sparse matrix of shape (n, d)
         offset : array_like of shape (n, C), optional
         """
-        loss: Any = self.known_loss()
-        log_proba: Array = loss.predict_log_proba(*self._shifted_latent(X, offset))
-        return log_proba
+        loss = self.known_loss()
+        assert isinstance(loss, LatentLoss)
+        return loss.predict_log_proba(*self._shifted_latent(X, offset))
 
 
 class JointPosterior(LatentPosterior):
@@ -175,18 +170,13 @@ class JointPosterior(LatentPosterior):
     def n_latents(self) -> int:
         return self.shift.size // len(self.problem.prior.shift)
 
-    @cached_property
-    def _root(self) -> Array:
-        """The root of the covariance of all classes, as that of a FullPosterior."""
-        root = None if self.known is None else self.known.root
-        return inverse_root(self.precision) if root is None else root
+    # as a Gaussian over all weights, and not of each latent
+    _root, _evidence = LinearPosterior._root, LinearPosterior._evidence
+    colored, n_normals = LinearPosterior.colored, LinearPosterior.n_normals
 
     @cached_property
     def covariance(self) -> Array:
         return np.asarray(self._root @ self._root.T)
-
-    colored, n_normals = FullPosterior.colored, FullPosterior.n_normals
-    log_evidence = LinearPosterior.log_evidence
 
     @cached_property
     def mean(self) -> Array:
@@ -198,24 +188,24 @@ class JointPosterior(LatentPosterior):
     def variance(self) -> Array:
         return np.diag(self.covariance).reshape(self.n_latents, -1).copy()
 
-    def _proposal(self) -> Any:
+    def _proposal(self) -> LinearProposal:
         return LinearProposal(self)
 
-    def _between(self, rows: Any, offset: Any = None) -> tuple[Array, Array]:
+    def _between(self, rows: Matrix, offset: Given = None) -> tuple[Array, Array]:
         """Mean (n, C) and covariance (n, C, C) of the latents of rows. O(n (C d)^2)."""
         n, count = rows.shape[0], self.n_latents
         h, S = np.empty((n, count)), np.empty((n, count, count))
         roots = self._root.reshape(*self.mean.shape, -1)
         with np.errstate(over="ignore", invalid="ignore"):
             for part in pieces(n, count * roots[0].shape[1]):
-                block = rows[part].toarray() if hasattr(rows, "indptr") else rows[part]
+                block = rows[part].toarray() if is_sparse(rows) else rows[part]
                 h[part] = block @ self.mean.T
                 halves = np.stack([block @ root for root in roots], axis=1)
                 S[part] = halves @ halves.swapaxes(1, 2)
         finite(h, S)
         return shifted(h, offset, 2), S
 
-    def _latent(self, rows: Any, joint: bool = False) -> tuple[Array, Array]:
+    def _latent(self, rows: Matrix, joint: bool = False) -> tuple[Array, Array]:
         h, S = self._between(self._whole_rows(rows))
         return h, S if joint else np.einsum("nkk->nk", S).copy()
 
@@ -223,8 +213,8 @@ class JointPosterior(LatentPosterior):
         data = self.problem.data
         offset = data.y[:, 1:] if data.y.shape[1] > 1 else None
         classes = data.y[:, 0].astype(np.intp)
-        m, V = cavities(*differences(classes, *self._between(data.X, offset)), self.sites)
-        return within(m, V, self.sites, MOST_ROUNDS)[1]
+        m, V = cavities(*differences(classes, *self._between(data.X, offset)), self.state.sites)
+        return within(m, V, self.state.sites, MOST_ROUNDS)[1]
 
     # -- prediction --
 

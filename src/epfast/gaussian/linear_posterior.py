@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import linalg
 
 from epfast import _checks
-from epfast._arrays import Array, row_chunks
+from epfast._arrays import Array, Given, Indices, Matrix, Piece, is_sparse, row_chunks
 from epfast._core.row_sweeps import marginals
 from epfast._core.rows import Rows
 from epfast.gaussian import online
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.diagnostics import loo_of_columns, predicted
 from epfast.gaussian.engine import Working, plain, with_moments
-from epfast.gaussian.posterior import GaussianPosterior, shifted
+from epfast.gaussian.forms.kernel import GPState
+from epfast.gaussian.forms.sparse import SparseState
+from epfast.gaussian.online import Warn
+from epfast.gaussian.posterior import Fields, GaussianPosterior, shifted
 from epfast.gaussian.problem import Problem, sum_of_sites
 from epfast.gaussian.rows import NO_ROWS, Data, check_columns, data_of, same_rows, with_ones
-from epfast.gaussian.sources import answers, rows_of
+from epfast.gaussian.sources import answers, rows_in_memory
 from epfast.gaussian.state import (
     State,
     inverse_of,
@@ -31,8 +34,10 @@ from epfast.gaussian.state import (
     raised,
     uncentered,
 )
-from epfast.inference import Sites, warn_of
+from epfast.inference import Fit, Sites, warn_of
+from epfast.inference.importance import Proposal
 from epfast.inference.runtime import cached_property, one_blas_thread
+from epfast.schedules import Schedule
 
 
 def finite(
@@ -81,7 +86,7 @@ class LinearPosterior(GaussianPosterior):
     #: the state that the last sweep has left, with the moments of ``state``. None: not at hand
     swept: Working | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Fields:
         return super().__getstate__() | {"swept": None}
 
     @property
@@ -145,18 +150,19 @@ class LinearPosterior(GaussianPosterior):
         A log probability, to compare with others, only if ``loss.is_likelihood`` and beta is 1; of
         hinge, squared hinge and quasi 0-1 it is the log of an integral that is not normalised.
         """
-        if self.known is not None:
-            return self.known.log_evidence
-        moments = self._moments
-        return float(moments.log_scale + moments.log_norm + self.problem.prior_norm)
+        return self._evidence() if self.known is None else self.known.log_evidence
+
+    def _evidence(self) -> float:
+        """That of the precision and shift."""
+        return float(self.state.log_scale + self._moments.log_norm + self.problem.prior_norm)
 
     @cached_property
     def _moments(self) -> Working:
         """Moments as sweeps compute them, the same to the last bit. O(d^3), once."""
-        swept = self.swept
-        if swept is not None and swept.precision is self.precision and swept.shift is self.shift:
+        swept, precision, shift = self.swept, self.precision, self.shift
+        if swept is not None and swept.precision is precision and swept.shift is shift:
             return swept
-        return with_moments(State(self.precision, self.shift, None, self.state.log_scale, 0))
+        return with_moments(State(precision, shift, None, self.state.log_scale, 0))
 
     # -- the rows of the fit --
 
@@ -208,7 +214,8 @@ class LinearPosterior(GaussianPosterior):
                 return replace(self, problem=problem, state=self.state._replace(sites=None))
             groups = np.zeros(problem.shape[0], dtype=np.intp)
             problem = problem._replace(data=problem.data._replace(groups=groups))
-        n, size, stored = len(problem.data.y), 1, problem.data.groups
+        stored: Array | Indices | None = problem.data.groups
+        n, size = len(problem.data.y), 1
         if stored is None and self.sites is not None and self.sites.precision.ndim < 3:
             stored = self.sites.log_scale
             size = 1 if self.has_site_per_row else problem.batch_size or 1
@@ -219,7 +226,7 @@ class LinearPosterior(GaussianPosterior):
             )
         return replace(self, problem=problem)
 
-    def raised(self, level: float, y: Any, has_offset: bool) -> Self:
+    def raised(self, level: float, y: Array, has_offset: bool) -> Self:
         """The posterior of responses that are so much higher, as are the intercept and its prior.
 
         The log evidence stays the same. From natural parameters about the origin it would lose
@@ -247,15 +254,20 @@ class LinearPosterior(GaussianPosterior):
             known = known._replace(mean=mean)
         return replace(self, state=self._raised_state(level), problem=problem, known=known)
 
-    def _raised_state(self, level: float) -> Any:
-        return raised(self.state, level)
+    def _raised_state(self, level: float) -> State | GPState:
+        state: State = raised(self.state, level)
+        return state
 
-    @property
+    @cached_property
     def _root(self) -> Array:
-        """A root of the covariance, an upper triangle, or one of each of several latents."""
-        raise NotImplementedError
+        """(d, d), an upper triangle R with R R' the covariance. O(d^3), once.
 
-    def _with_rows(self, X: Any = None, y: Any = None) -> Self:
+        Of several latents one of each, or of all of them.
+        """
+        root = None if self.known is None else self.known.root
+        return inverse_root(self.precision) if root is None else root
+
+    def _with_rows(self, X: Given = None, y: Given = None) -> Self:
         """The posterior with its rows, known or given."""
         self.known_loss()
         if self.problem.has_rows:
@@ -270,7 +282,7 @@ class LinearPosterior(GaussianPosterior):
         return self.with_rows(X, y)
 
     @property
-    def has_site_per_row(self) -> bool:  # type: ignore[override]
+    def has_site_per_row(self) -> bool:
         """Whether each row has a site of its own latent value."""
         return self.sites is not None and self.sites.shift.ndim == 1
 
@@ -278,7 +290,7 @@ class LinearPosterior(GaussianPosterior):
         post = self if self.problem.has_rows else self._with_rows()  # says that there are none
         return self._latent(post.problem.data.X)
 
-    def loo_log_predictive(self, X: Any = None, y: ArrayLike | None = None) -> Array:
+    def loo_log_predictive(self, X: Given = None, y: Given = None) -> Array:
         """Leave-one-out log probability of each response, from the cavities.
 
         log p(y_i | x_i, all other rows) according to EP: :meth:`log_predictive` of row i under the
@@ -308,7 +320,7 @@ class LinearPosterior(GaussianPosterior):
         """The same, where factors have several rows or sites are not those of latent values."""
         raise NotImplementedError
 
-    def _whole(self, X: Any, y: Any) -> Self:
+    def _whole(self, X: Given, y: Given) -> Self:
         """The posterior with its rows, if there is a site for each of them or of their groups."""
         whole: Self = self if self.sites is None else self._with_rows(X, y)
         if whole.sites is None:
@@ -332,7 +344,10 @@ class LinearPosterior(GaussianPosterior):
     def n_normals(self) -> int:
         return int(self.shift.size)
 
-    def _proposal(self) -> Any:
+    def colored(self, noise: Array) -> Array:
+        return np.asarray(noise @ self._root.T)
+
+    def _proposal(self) -> Proposal:
         if self.sites is None and self.problem.has_rows and self.n_sweeps > len(self.history):
             raise ValueError(
                 "the posterior went on from another one, whose rows it does not know; allowed: a "
@@ -356,24 +371,27 @@ class LinearPosterior(GaussianPosterior):
 
     # -- prediction --
 
-    #: whether :meth:`_of_block` takes CSR rows as dense ones
-    _unpacks = False
+    @property
+    def _unpacks(self) -> bool:
+        """Whether :meth:`_of_block` has CSR rows as dense ones."""
+        return False
 
-    def _blocks(self, rows: Any, unpacked: bool = False) -> Iterator[tuple[slice, Any]]:
+    def _blocks(self, rows: Matrix, unpacked: bool = False) -> Iterator[tuple[Piece, Matrix]]:
         """Rows in blocks, with the ones of the intercept: dense ones, or CSR if not unpacked."""
         for part in row_chunks(rows, unpacked=unpacked):
             block = rows[part]
-            if not hasattr(rows, "indptr"):
+            if not is_sparse(block):
                 block = np.ascontiguousarray(block, dtype=np.float64)
             elif unpacked:
                 block = block.toarray()
             yield part, self._whole_rows(block)
 
-    def _whole_rows(self, rows: Any) -> Any:
+    def _whole_rows(self, rows: Matrix) -> Matrix:
         """Rows with the ones of the intercept, which those of the fit have."""
-        return with_ones(rows) if rows.shape[1] < len(self.problem.prior.shift) else rows
+        whole: Matrix = with_ones(rows) if rows.shape[1] < len(self.problem.prior.shift) else rows
+        return whole
 
-    def _of_block(self, block: Any) -> tuple[Array, Array]:
+    def _of_block(self, block: Matrix) -> tuple[Array, Array]:
         """Mean and variance of x.theta, for rows dense or CSR, (m,) each."""
         raise NotImplementedError
 
@@ -381,7 +399,7 @@ class LinearPosterior(GaussianPosterior):
         """W, (d, m), with W' W the covariance of dense rows times theta."""
         raise NotImplementedError
 
-    def _latent(self, rows: Any, joint: bool = False) -> tuple[Array, Array]:
+    def _latent(self, rows: Matrix, joint: bool = False) -> tuple[Array, Array]:
         """Mean and variance of x.theta for checked rows, with the ones of the intercept or not.
 
         joint: with the covariance of all rows.
@@ -391,6 +409,7 @@ class LinearPosterior(GaussianPosterior):
         with np.errstate(over="ignore", invalid="ignore"):
             for part, block in self._blocks(rows, joint or self._unpacks):
                 if joint:
+                    assert not is_sparse(block)
                     mean[part], variance[:, part] = block @ self.mean, self._half(block)
                 else:
                     mean[part], variance[part] = self._of_block(block)
@@ -421,9 +440,9 @@ class LinearPosterior(GaussianPosterior):
             both = answers(self._stacked_latent, X, self.problem)
             return both[..., 0], both[..., 1]
         _checks.not_lazy("X", X)
-        return self._latent(rows_of(X, self.problem), joint)
+        return self._latent(rows_in_memory(X, self.problem), joint)
 
-    def _stacked_latent(self, X: Any) -> Array:
+    def _stacked_latent(self, X: ArrayLike) -> Array:
         return np.stack(self.predict_latent(X), axis=-1)
 
     def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
@@ -596,8 +615,8 @@ class FactorizedPosterior(LinearPosterior):
     def _loo_of_factors(self) -> Array:
         return loo_of_columns(self.problem, self.state)
 
-    def _of_block(self, block: Any) -> tuple[Array, Array]:
-        squares = block.multiply(block) if hasattr(block, "indptr") else block * block
+    def _of_block(self, block: Matrix) -> tuple[Array, Array]:
+        squares = block.multiply(block) if is_sparse(block) else block * block
         return block @ self.mean, squares @ self.variance
 
     def _half(self, block: Array) -> Array:
@@ -613,21 +632,15 @@ class FullPosterior(LinearPosterior):
 
     kind: ClassVar[str] = "full"
 
-    @cached_property
-    def _root(self) -> Array:
-        """(d, d), an upper triangle R with R R' the covariance. O(d^3), once."""
-        root = None if self.known is None else self.known.root
-        return inverse_root(self.precision) if root is None else root
-
     @property
     def log_volume(self) -> float:
         """Half of the log of the determinant of the prior's precision over the posterior's."""
         return float(self.problem.prior_norm) - 0.5 * log_determinant(self.precision)
 
     @property
-    def unknown_order(self) -> int:  # type: ignore[override]
-        known = self.known is not None or self.swept is not None or "_moments" in vars(self)
-        return 0 if known else int(self.shift.size)
+    def unknown_order(self) -> int:
+        at_hand = self.known is not None or self.swept is not None or "_moments" in vars(self)
+        return 0 if at_hand else int(self.shift.size)
 
     @cached_property
     def mean(self) -> Array:
@@ -650,13 +663,10 @@ class FullPosterior(LinearPosterior):
         """Covariances (k, q, q) of the weights in each row of columns (k, q)."""
         return np.asarray(self.covariance[columns[:, :, None], columns[:, None, :]])
 
-    def colored(self, noise: Array) -> Array:
-        return np.asarray(noise @ self._root.T)
-
-    def _of_block(self, block: Any) -> tuple[Array, Array]:
+    def _of_block(self, block: Matrix) -> tuple[Array, Array]:
         h, s = np.empty((2, block.shape[0]))
         # of dense rows by the root alone
-        square = self.covariance if hasattr(block, "indptr") else self._root
+        square = self.covariance if is_sparse(block) else self._root
         marginals(Rows(block), square, self._root, self.mean, h, s)
         return h, s
 
@@ -671,7 +681,7 @@ class FullPosterior(LinearPosterior):
     def _half(self, block: Array) -> Array:
         return np.asarray((block @ self._root).T)
 
-    def _latent(self, rows: Any, joint: bool = False) -> tuple[Array, Array]:
+    def _latent(self, rows: Matrix, joint: bool = False) -> tuple[Array, Array]:
         with one_blas_thread(0 if joint else self.shift.size):
             return super()._latent(rows, joint)
 
@@ -691,12 +701,12 @@ class FullPosterior(LinearPosterior):
 
     def partial_fit(
         self,
-        X: Any,
+        X: ArrayLike,
         y: ArrayLike,
         *,
         weights: ArrayLike | None = None,
         offset: ArrayLike | None = None,
-        schedule: Any = None,
+        schedule: Schedule | None = None,
     ) -> FullPosterior:
         """Add new rows: EP fits their sites, and the other sites stay.
 
@@ -724,18 +734,17 @@ class FullPosterior(LinearPosterior):
         return self.with_checked_rows(data, schedule)
 
     def with_checked_rows(
-        self, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of
+        self, data: Data, schedule: Schedule | None, warn: Warn = warn_of
     ) -> FullPosterior:
         """As :meth:`partial_fit`, for rows that are checked."""
         post: FullPosterior = online.extended(self, data, schedule, warn)
         return post
 
-    def with_more_rows(self, state: Any, problem: Problem, **parts: Any) -> FullPosterior:
-        """The posterior of more rows, with other fields."""
-        parts = {"known": None} | parts
-        return replace(self, state=plain(state), problem=problem, **parts)
+    def with_more_rows(self, fit: Fit[Any], problem: Problem) -> FullPosterior:
+        """The posterior of more rows; fit: the state, with the sites of all, and the history."""
+        return FullPosterior(plain(fit.state), problem, fit.converged, fit.history)
 
-    def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> Self:
+    def remove(self, rows: ArrayLike, X: Given = None, y: Given = None) -> Self:
         """Remove the sites of some rows from the posterior, exactly. The other sites stay.
 
         Parameters
@@ -764,15 +773,19 @@ class FullPosterior(LinearPosterior):
         kept = rest if self.problem.has_rows else rest.without_rows()
         return replace(self, state=state, problem=kept, converged=False, known=None)
 
-    def _of_rest(self, problem: Problem, removal: Any, rest: Problem) -> Any:
+    def _of_rest(
+        self, problem: Problem, removal: NDArray[np.bool_], rest: Problem
+    ) -> State | GPState | SparseState | None:
         """The state of the rows that are left. None: it is improper."""
         return online.without(problem, self.state, removal, rest)
 
 
 # ---- rows less a center ----
 
+P = TypeVar("P", bound=LinearPosterior)
 
-def uncentered_posterior(post: Any, center: Array, data: Data) -> Any:
+
+def uncentered_posterior(post: P, center: Array, data: Data) -> P:
     """The posterior of rows, from that of the rows less a center, (d - 1,).
 
     Natural parameters of rows k standard deviations from 0 lose 2 log10(k) digits. Moments lose
@@ -795,10 +808,10 @@ def uncentered_posterior(post: Any, center: Array, data: Data) -> Any:
     return replace(post, state=uncentered(post.state, center), problem=problem, known=known)
 
 
-def recentered_posterior(post: Any) -> Any:
+def recentered_posterior(post: P) -> P:
     """The posterior of the rows less the center from which an uncentered one was made."""
     problem, mean = post.problem, post.mean.copy()
-    center: Any = problem.prior.center
+    center: Array = problem.prior.center
     row, root = np.append(center, 0.0), post._root.copy()
     mean[-1] += row @ mean
     root[-1] += row @ root

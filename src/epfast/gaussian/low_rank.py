@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import linalg
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, Given
 from epfast.gaussian.checking import LinearProposal
-from epfast.gaussian.engine import relaxed_of
+from epfast.gaussian.engine import plain, relaxed_of
 from epfast.gaussian.factor import (
+    KernelColumns,
     LowRankFactor,
     incomplete_cholesky,
     kernel_columns,
@@ -23,20 +24,27 @@ from epfast.gaussian.factor import (
 )
 from epfast.gaussian.fit_linear import fit_problem as fit_linear_problem
 from epfast.gaussian.linear_posterior import FullPosterior
+from epfast.gaussian.posterior import Fields
 from epfast.gaussian.prior import prior_of
 from epfast.gaussian.problem import Problem
-from epfast.gaussian.process_posterior import ProcessPosterior, matrices_of, prior_at
+from epfast.gaussian.process_posterior import (
+    Matrices,
+    ProcessPosterior,
+    matrices_of,
+    prior_at,
+)
 from epfast.gaussian.rows import Data, responses_of
 from epfast.gaussian.shards import WarmStart
 from epfast.gaussian.table import Choices, Request, at_start, choose
-from epfast.inference import DataWarning, Interrupted
+from epfast.inference import Callback, DataWarning, Interrupted
 from epfast.inference.records import warn_user
-from epfast.inference.runtime import cached_property, one_blas_thread
+from epfast.inference.runtime import Tick, cached_property, one_blas_thread
 from epfast.losses import Loss
+from epfast.schedules import Schedule
+from epfast.schemes import Scheme
 
-#: nats of the log evidence that a rank may leave open in silence, of which .04 to .5 are lost (see
-#: :attr:`LowRankGPPosterior.truncation_error`): kernels that the evidence tells apart differ by
-#: more
+#: nats of the log evidence that a rank may leave open in silence, see
+#: :attr:`LowRankGPPosterior.truncation_error`: kernels that the evidence tells apart differ by more
 ENOUGH = 1.0
 
 
@@ -126,7 +134,7 @@ class LowRankGPPosterior(ProcessPosterior):
 
     # -- evidence --
 
-    def log_evidence_gradient(self, dK: ArrayLike | Iterable[ArrayLike]) -> Array:
+    def log_evidence_gradient(self, dK: Matrices) -> Array:
         """Derivative of the log evidence by parameters of the kernel, the pivots held fixed.
 
         The prior covariance is C A^-1 C' with C = K[:, pivots] and A = K[pivots, pivots]; for each
@@ -243,32 +251,33 @@ class LowRankGPPosterior(ProcessPosterior):
 
     # -- save --
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Fields:
         # the rows are those of the factor
         return super().__getstate__() | {"responses": self.problem.data.y}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Fields) -> None:
         problem = state["problem"]
         data = problem.data._replace(X=_design(state["factor"].G), y=state.pop("responses"))
         self.__dict__.update(state | {"problem": problem._replace(data=data)})
 
 
 def fit_low_rank(
-    K: Any,
+    K: ArrayLike | KernelColumns | LowRankFactor,
     y: ArrayLike,
-    choices: tuple[Loss, Any, int | None, Any],
+    choices: tuple[Loss, str | Scheme | None, int | None, Schedule],
     *,
     rank: int | None,
     rank_tol: float | None,
-    offset: Any,
-    weights: Any,
-    start: Any,
+    offset: Given,
+    weights: Given,
+    start: ProcessPosterior | None,
     threads: int | None,
-    **given: Any,
+    callback: Callback | None = None,
+    progress: bool | Tick = False,
 ) -> LowRankGPPosterior:
     """See :func:`epfast.fit_gp`. O(n r^2) for the factor and per sweep, n r numbers of memory.
 
-    choices: loss, scheme, batch_size and schedule. given: callback and progress.
+    choices: loss, scheme, batch_size and schedule.
     """
     loss, scheme, batch_size, schedule = choices
     if start is not None and not isinstance(start, LowRankGPPosterior):
@@ -296,7 +305,9 @@ def fit_low_rank(
         if factor is not K:
             with one_blas_thread(order, threads):
                 factor = incomplete_cholesky(kernel, order, tol=tol)
-        return fit_factor(chosen, factor, data, start, threads=threads, **given)
+        return fit_factor(
+            chosen, factor, data, start, threads=threads, callback=callback, progress=progress
+        )
     except Interrupted:
         raise
     except KeyboardInterrupt:
@@ -307,30 +318,32 @@ def fit_factor(
     chosen: Choices,
     factor: LowRankFactor,
     data: Data,
-    start: Any = None,
+    start: ProcessPosterior | WarmStart | None = None,
     *,
     threads: int | None = None,
-    **given: Any,
+    callback: Callback | None = None,
+    progress: bool | Tick = False,
 ) -> LowRankGPPosterior:
     """Fit the process of a factor, all checked; see :func:`epfast.fit_gp`.
 
-    start: a LowRankGPPosterior, or anything with ``sites`` of these observations. given: other
-    arguments of :func:`epfast.gaussian.fit_problem`.
+    start: of the same observations.
     """
     problem = _problem(chosen, factor, data)
     with one_blas_thread(factor.rank, threads):
-        before = None if start is None else _weights_in(start, problem)
+        first = None if start is None else _weights_in(start, problem)
         try:
-            return LowRankGPPosterior.of(fit_linear_problem(problem, before, **given), factor)
+            weights = fit_linear_problem(problem, first, callback=callback, progress=progress)
+            assert isinstance(weights, FullPosterior)
+            return LowRankGPPosterior.of(weights, factor)
         except Interrupted as pressed:
-            left = pressed.posterior
-            post = start if left is before else LowRankGPPosterior.of(left, factor)
+            last = pressed.posterior
+            post = start if last is first else LowRankGPPosterior.of(last, factor)
             raise Interrupted(post) from None
 
 
 def _at_prior(problem: Problem, factor: LowRankFactor) -> LowRankGPPosterior:
     """The posterior before the first sweep."""
-    return LowRankGPPosterior(at_start(problem), problem, False, [], factor)
+    return LowRankGPPosterior(plain(at_start(problem)), problem, False, [], factor)
 
 
 def without_columns(diagonal: Array) -> LowRankFactor:
@@ -339,7 +352,7 @@ def without_columns(diagonal: Array) -> LowRankFactor:
     return LowRankFactor(np.empty((len(diagonal), 0)), none, diagonal, np.array([diagonal.sum()]))
 
 
-def note_rank(posts: Sequence[Any]) -> None:
+def note_rank(posts: Sequence[LowRankGPPosterior]) -> None:
     """Warn of ranks that leave more than ENOUGH nats of the log evidence open."""
     errors = [post.truncation_error or 0.0 for post in posts]
     worst = int(np.argmax(errors))
@@ -363,7 +376,7 @@ def _design(G: Array) -> Array:
     return G if G.shape[1] else np.zeros((len(G), 1))
 
 
-def _weights_in(start: Any, problem: Problem) -> Any:
+def _weights_in(start: ProcessPosterior | WarmStart, problem: Problem) -> FullPosterior | WarmStart:
     """The start for another factor; shared sites remain tied to the old one."""
     base, d = problem.base, problem.shape[1]
     if not isinstance(start, LowRankGPPosterior):

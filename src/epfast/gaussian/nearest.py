@@ -4,20 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, ClassVar, Never
+from typing import ClassVar, Never, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, Indices
 from epfast.gaussian.diagnostics import broken
 from epfast.gaussian.forms.kernel import GPState
 from epfast.gaussian.forms.nearest import Nearest, NearestEngine
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import ProcessPosterior
-from epfast.inference import Callback, Fit, interrupted, run_from
+from epfast.gaussian.shards import WarmStart
+from epfast.inference import Callback, Fit, Sites, interrupted, run_from
 from epfast.inference.runtime import one_blas_thread
+
+
+@runtime_checkable
+class NearRows(Protocol):
+    """Inputs, and the rows nearest to each."""
+
+    #: rows of each input
+    count: int
+
+    @property
+    def diagonal(self) -> Array: ...
+
+    def at(self, which: Indices, sites: Sites) -> tuple[Array, Array]: ...
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,7 +79,10 @@ class NearestGPPosterior(ProcessPosterior):
         )
 
     def predict_latent(
-        self, K_star: Any, K_star_star: ArrayLike | None = None, joint: bool = False
+        self,
+        K_star: ArrayLike | NearRows,
+        K_star_star: ArrayLike | None = None,
+        joint: bool = False,
     ) -> tuple[Array, Array]:
         """Mean and variance of the process at new inputs, each given the sites of its rows.
 
@@ -85,20 +102,19 @@ class NearestGPPosterior(ProcessPosterior):
         """
         if _checks.flag("joint", joint) or K_star_star is not None:
             self._refuse("joint distribution of new inputs")
-        if not hasattr(K_star, "at"):
+        if not isinstance(K_star, NearRows):
             raise TypeError(
                 f"K_star is {_checks.describe(K_star)}; allowed: new inputs with their nearest "
                 "rows (predict by the estimator that made this posterior)"
             )
         with one_blas_thread(K_star.count):
-            moments: tuple[Array, Array] = K_star.at(np.arange(len(K_star.diagonal)), self.sites)
-        return moments
+            return K_star.at(np.arange(len(K_star.diagonal)), self.state.sites)
 
-    def predict_mean(self, K_star: Any) -> Array:
+    def predict_mean(self, K_star: ArrayLike | NearRows) -> Array:
         """Mean of the process at new inputs, as :meth:`predict_latent` has it."""
         return self.predict_latent(K_star)[0]
 
-    def loss_gradient(self) -> dict[str, Any]:
+    def loss_gradient(self) -> dict[str, Array | float]:
         """There is none, of a posterior without a log evidence."""
         self._refuse("log evidence, nor gradient of it,")
 
@@ -110,7 +126,7 @@ class NearestGPPosterior(ProcessPosterior):
     def _draw(self, size: int, rng: np.random.Generator) -> Array:
         self._refuse("joint distribution of rows to draw from")
 
-    def _proposal(self) -> Any:
+    def _proposal(self) -> Never:
         self._refuse("joint distribution of rows to draw from")
 
     def _refuse(self, what: str) -> Never:
@@ -122,8 +138,8 @@ class NearestGPPosterior(ProcessPosterior):
 def fit_nearest(
     problem: Problem,
     some: NDArray[np.intp],
-    wider: Any,
-    start: Any = None,
+    wider: NearRows,
+    start: ProcessPosterior | WarmStart | None = None,
     callback: Callback | None = None,
 ) -> NearestGPPosterior:
     """Run a problem whose parts are legal and checked.

@@ -12,15 +12,19 @@ from scipy import sparse
 
 from epfast import _checks, families
 from epfast._arrays import Matrix, Which, is_sparse
+from epfast.gaussian.forms.kernel import GPState
 from epfast.gaussian.problem import Problem, sum_of_sites
 from epfast.gaussian.rows import NO_ROWS, Data
 from epfast.gaussian.state import State, is_proper
 from epfast.gaussian.table import engine_of
 from epfast.inference import Engine, Fit, Sites, SweepInfo, interrupted, run, warn_of
+from epfast.inference.loop import Ended, OfSites
 from epfast.schedules import ADF, EP, FilledSchedule, Schedule
 from epfast.schemes import Relaxed
 
 R = TypeVar("R", covariant=True)
+#: what warns of a fit
+Warn = Callable[[Ended, OfSites, FilledSchedule], None]
 
 
 class TakesRows(Protocol[R]):
@@ -30,21 +34,19 @@ class TakesRows(Protocol[R]):
     def problem(self) -> Problem: ...
 
     @property
-    def state(self) -> State: ...
+    def state(self) -> State | GPState: ...
 
     @property
     def history(self) -> list[SweepInfo]: ...
 
-    def with_more_rows(
-        self, state: State, problem: Problem, *, converged: bool, history: list[SweepInfo]
-    ) -> R: ...
+    def with_more_rows(self, fit: Fit[Any], problem: Problem) -> R: ...
 
 
 def extended(
     post: TakesRows[R],
     data: Data,
     schedule: Schedule | None,
-    warn: Callable[[Fit[Any], Engine[Any, Any, Any], FilledSchedule], None] = warn_of,
+    warn: Warn = warn_of,
     engine_of_new: Callable[[Problem], Engine[Any, Any, Any]] = engine_of,
 ) -> R:
     """A posterior with more rows, see :meth:`epfast.FullPosterior.partial_fit`.
@@ -54,7 +56,10 @@ def extended(
     problem, state = post.problem, post.state
     stored = state.sites
     filled = schedule_of_rows(problem, stored, schedule)
-    base = state._replace(sites=None, relaxed=None)
+    if isinstance(state, GPState):
+        base = problem.base._replace(sweeps=state.sweeps)
+    else:
+        base = state._replace(relaxed=None)
     scheme = problem.scheme
     if isinstance(scheme, Relaxed) and scheme.freeze is not None:  # by the sweeps of these rows
         scheme = replace(scheme, freeze=scheme.freeze + state.sweeps)
@@ -72,8 +77,8 @@ def extended(
                 whole = whole._replace(relaxed=families.joined(state.relaxed, fit.state.relaxed))
             rows = joined_data([problem.data, data], len(stored.shift))
         joined = problem._replace(data=rows, schedule=filled)
-        history = post.history + fit.history
-        return post.with_more_rows(whole, joined, converged=fit.converged, history=history)
+        every = fit._replace(state=whole, history=post.history + fit.history)
+        return post.with_more_rows(every, joined)
 
     fit = None
     try:

@@ -7,26 +7,34 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.gaussian.checking import SiteProposal
+from epfast.gaussian.checking import Sampled, SiteProposal
 from epfast.gaussian.diagnostics import loo_of_rows, residual_of_rows, residual_of_sweep
 from epfast.gaussian.files import contents
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.state import RelaxationFactors
-from epfast.inference import SweepInfo, certificates, learning, report
+from epfast.inference import Sites, SweepInfo, certificates, learning, report
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
+from epfast.inference.importance import Proposal
 from epfast.inference.records import Recorded
 from epfast.inference.runtime import cached_property
 from epfast.losses import LatentLoss, Loss
+from epfast.schemes import Relaxed, Scheme
 
-#: order of a matrix that is factored for a ``repr``: it takes some milliseconds
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from xarray import DataTree
+
+#: fields of a posterior by name, or some of them
+Fields = dict[str, Any]
+#: largest order of a matrix that is factored for a ``repr``: that takes some milliseconds
 IN_REPR = 500
 
 
@@ -45,8 +53,6 @@ class Posterior(Recorded):
     kind: ClassVar[str]
     #: of latent values: their rows, and of several latents these
     axes: ClassVar[int] = 1
-    #: order of the matrix that the log evidence has to factor first. 0: it is known
-    unknown_order: int = 0
 
     def __repr__(self) -> str:
         parts = [f"{len(self.labels)} {self.quantity[0]}s", repr(self.loss)]
@@ -66,9 +72,15 @@ class Posterior(Recorded):
         write(path, *contents(self))
 
     @property
-    def sites(self) -> Any:
+    def unknown_order(self) -> int:
+        """Order of the matrix that the log evidence has to factor first. 0: it is at hand."""
+        return 0
+
+    @property
+    def sites(self) -> Sites | None:
         """The stored :class:`Sites`, or None after ADF."""
-        return self.state.sites
+        sites: Sites | None = self.state.sites
+        return sites
 
     # -- the choices --
 
@@ -79,7 +91,7 @@ class Posterior(Recorded):
         return None if loss is None else loss.with_offset(False)
 
     @property
-    def scheme(self) -> Any:
+    def scheme(self) -> Scheme | None:
         """The scheme, or None if the posterior was loaded and its scheme could not be saved."""
         return self.problem.scheme
 
@@ -204,7 +216,7 @@ class Posterior(Recorded):
         """
         return report.interval(self.mean, self.variance, report.checked_level(level))
 
-    def summary(self, level: float = 0.95) -> Any:
+    def summary(self, level: float = 0.95) -> DataFrame:
         """A table of the posterior: mean, sd, credible interval and probability to be positive.
 
         Parameters
@@ -252,7 +264,7 @@ class Posterior(Recorded):
                 drawn.prior_predictive["y"] = rows.replicate(latent, y, rng)
         return drawn
 
-    def to_arviz(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> Any:
+    def to_arviz(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> DataTree:
         """Independent draws for ArviZ, with the log likelihood of each row and leave-one-out by EP.
 
         The draws are one chain, since r_hat and effective sizes say nothing of a fit that was not
@@ -310,16 +322,16 @@ class GaussianPosterior(Posterior):
     converged: bool
     history: list[SweepInfo]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Fields:
         # what was computed from the fields is computed again
         own = {one.name: getattr(self, one.name) for one in fields(self)}
         return own | {"problem": self.problem.without_rows()}
 
-    def _proposal(self) -> Any:
+    def _proposal(self) -> Proposal:
         """What :meth:`check` draws from."""
         raise NotImplementedError
 
-    def better(self) -> Any:
+    def better(self) -> Proposal | None:
         """What a check draws from where few draws of this posterior count. None: there is none."""
         return None
 
@@ -341,10 +353,12 @@ class GaussianPosterior(Posterior):
 
     # -- its rows --
 
-    #: whether each row has a site of its own latent values
-    has_site_per_row = True
+    @property
+    def has_site_per_row(self) -> bool:
+        """Whether each row has a site of its own latent values."""
+        return True
 
-    def _with_rows(self) -> Any:
+    def _with_rows(self) -> Self:
         """The posterior with its rows."""
         self.known_loss()
         return self
@@ -353,7 +367,7 @@ class GaussianPosterior(Posterior):
         """Mean and variance of the latent values of the rows, (n,) or (n, C) each."""
         raise NotImplementedError
 
-    def _rows_with_sites(self) -> tuple[Any, ...]:
+    def _rows_with_sites(self) -> tuple[Problem, Sites, Array, Array]:
         """The problem with its rows, their sites, and the marginals of their latent values."""
         if self.sites is None or not self.has_site_per_row:
             raise ValueError(
@@ -382,11 +396,11 @@ class GaussianPosterior(Posterior):
         """
         if self.sites is None or self.scheme is None:
             return float("nan")
-        if not self.has_site_per_row or getattr(self.problem, "batch_size", None) is not None:
+        if not self.has_site_per_row or self.problem.batch_size is not None:
             return residual_of_sweep(self._with_rows().problem, self.state)
         problem, sites, mean, variance = self._rows_with_sites()
         if self.relaxed is not None:
-            if self.scheme.objective == "printed":
+            if isinstance(self.scheme, Relaxed) and self.scheme.objective == "printed":
                 return float("nan")
             # r_i q divided by site i is r_i times the cavity
             ratio = 1.0 + self.relaxed.precision * variance
@@ -414,7 +428,7 @@ class GaussianPosterior(Posterior):
 
     # -- what all results say --
 
-    def loss_gradient(self) -> dict[str, Any]:
+    def loss_gradient(self) -> dict[str, Array | float]:
         """Derivatives of the log evidence by parameters of the likelihood.
 
         At a fixed point of EP the sites do not contribute (Rasmussen & Williams 2006, section
@@ -437,7 +451,7 @@ class GaussianPosterior(Posterior):
         learning.note_residual(self.residual)
         return gradient
 
-    def loss_slopes(self) -> dict[str, Any]:
+    def loss_slopes(self) -> dict[str, Array | float]:
         """As :meth:`loss_gradient`, without a word where this is no fixed point; for searches."""
         self.known_loss()
         return learning.loss_gradient(*self._rows_with_sites())
@@ -469,8 +483,8 @@ class GaussianPosterior(Posterior):
     def log_integrals(self) -> Callable[[Loss], Array]:
         """log Z_i of the rows, (n,), by the loss, the cavities held fixed; for searches."""
         self.known_loss()
-        problem, *at_rows = self._rows_with_sites()
-        by_row, has_offset = learning.log_integrals(problem, *at_rows), problem.loss.has_offset
+        by_row = learning.log_integrals(*self._rows_with_sites())
+        has_offset = self.problem.loss.has_offset
         return lambda loss: by_row(loss.with_offset(has_offset))
 
     def check(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> Check:
@@ -522,12 +536,19 @@ class GaussianPosterior(Posterior):
                 "the posterior does not know its rows; allowed: post.with_rows(X, y).check()"
             )
         one_mode = self.problem.loss.log_concave is True
-        given = self.log_evidence, draws, rng, self.evidence_bound, one_mode
-        check = certificates.check(self._proposal(), *given)
+        arguments = self.log_evidence, draws, rng, self.evidence_bound, one_mode
+        check = certificates.check(self._proposal(), *arguments)
         note = report.not_counts(report.weights_of(self))
         if note is not None:
             check = replace(check, reason=f"{check.reason}; given {note}")
         return self._remembered(check)
+
+
+class OneLatent(Sampled, Protocol):
+    """What is read of the posterior of one of several latents."""
+
+    @property
+    def covariance(self) -> Array: ...
 
 
 class SeveralLatents(GaussianPosterior):
@@ -539,7 +560,7 @@ class SeveralLatents(GaussianPosterior):
     axes: ClassVar[int] = 2
 
     @property
-    def parts(self) -> tuple[Any, ...]:
+    def parts(self) -> tuple[OneLatent, ...]:
         """A posterior per latent, for what does not look at the likelihood."""
         raise NotImplementedError
 
@@ -569,11 +590,11 @@ class SeveralLatents(GaussianPosterior):
             latents = list(loss.labels)
         return tuple(f"{latent}: {name}" for latent in latents for name in names)
 
-    def loss_gradient(self) -> dict[str, Any]:
+    def loss_gradient(self) -> dict[str, Array | float]:
         """There are no parameters: {}."""
         return {}
 
-    def _proposal(self) -> Any:
+    def _proposal(self) -> SiteProposal:
         return SiteProposal(self)
 
     @property

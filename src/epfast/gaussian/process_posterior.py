@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import attrgetter
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import linalg
 
 from epfast import _checks
-from epfast._arrays import Array, slices, symmetric_from_upper
+from epfast._arrays import Array, Matrix, Which, is_sparse, slices, symmetric_from_upper
 from epfast._core.cholesky import inverse_triangle
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.forms.kernel import GPState, Kernel, ValueMoments, log_evidence
 from epfast.gaussian.forms.stack import evidence_of, one_of
 from epfast.gaussian.linear_posterior import FullPosterior, finite
-from epfast.gaussian.posterior import GaussianPosterior, SeveralLatents, shifted
+from epfast.gaussian.posterior import Fields, GaussianPosterior, SeveralLatents, shifted
 from epfast.gaussian.prior import kernel_in_memory, prior_of
-from epfast.gaussian.problem import Problem
 from epfast.gaussian.state import not_proper
-from epfast.inference import learning
+from epfast.inference import Sites, learning
 from epfast.inference.runtime import cached_property
+from epfast.losses import Gaussian, LatentLoss
 
 OVERFLOWS = "K_star or K_star_star overflows; allowed: moderate numbers"
 #: an array, or none
 Maybe = ArrayLike | None
+#: a matrix or several
+Matrices = ArrayLike | Iterable[ArrayLike]
 
 
-def prior_at(name: str, given: Any, m: int, joint: bool) -> Array:
+def prior_at(name: str, given: ArrayLike, m: int, joint: bool) -> Array:
     """Prior variances (m,), or for a joint prediction the prior covariance (m, m)."""
     if joint or _checks.real_array(name, given).ndim == 2:
         matrix = _checks.array(name, given, shape=(m, m))
@@ -40,7 +41,7 @@ def prior_at(name: str, given: Any, m: int, joint: bool) -> Array:
     return _checks.prior_variances(name, given, m)
 
 
-def matrices_of(dK: Any, shape: tuple[int, int]) -> Iterable[Any]:
+def matrices_of(dK: Matrices, shape: tuple[int, int]) -> Iterable[ArrayLike]:
     """Derivatives of a kernel, one matrix of this shape per parameter. An iterable stays one."""
     if not isinstance(dK, np.ndarray) and isinstance(dK, Iterable):
         return dK
@@ -51,7 +52,7 @@ def matrices_of(dK: Any, shape: tuple[int, int]) -> Iterable[Any]:
     return given[None] if given.ndim == 2 else given
 
 
-def contracted(alpha: Array, R: Array, dK: Any) -> float:
+def contracted(alpha: Array, R: Array, dK: ArrayLike) -> float:
     """alpha' dK alpha / 2 - tr(R dK) / 2, of the upper triangle of R."""
     n = len(alpha)
     given = _checks.array("dK", dK, shape=(n, n))
@@ -101,7 +102,7 @@ class ProcessPosterior(GaussianPosterior):
     """Base of the posteriors of processes. A subclass has ``predict_latent``."""
 
     def predict_latent(
-        self, K_star: ArrayLike, K_star_star: Any = None, joint: bool = False
+        self, K_star: ArrayLike, K_star_star: Maybe = None, joint: bool = False
     ) -> tuple[Array, Array]:
         """Mean and variance of the process at new inputs."""
         raise NotImplementedError
@@ -254,7 +255,7 @@ class ProcessPosterior(GaussianPosterior):
 # ---- what posteriors of n values say that have a joint normal prior: processes, and wide rows ----
 
 
-def kernel_rows(factor: Array, diagonal: Array, which: Any) -> Array:
+def kernel_rows(factor: Array, diagonal: Array, which: Which) -> Array:
     """Rows of K, (k, n), of which ``factor`` has what is below the diagonal."""
     at = np.arange(len(diagonal))[which]
     K = np.where(np.arange(len(diagonal)) < at[:, None], factor[at], factor[:, at].T)
@@ -263,7 +264,13 @@ def kernel_rows(factor: Array, diagonal: Array, which: Any) -> Array:
 
 
 class KernelPosterior(GaussianPosterior):
-    """N(offset, K) times a site per value. A subclass has ``state``, ``problem`` and ``form``."""
+    """N(offset, K) times a site per value. A subclass has ``form``."""
+
+    state: GPState
+
+    @property
+    def sites(self) -> Sites:
+        return self.state.sites
 
     def form(self) -> Kernel:
         """The prior of the values, in an array of its own, or that of the fit."""
@@ -275,19 +282,28 @@ class KernelPosterior(GaussianPosterior):
         return self.state if self.state.factor is not None else self.form().solved(self.state)
 
     @property
-    def unknown_order(self) -> int:  # type: ignore[override]
-        known = self.state.moments is not None or "_solved" in vars(self)
-        return 0 if known else len(self.state.sites.shift)
+    def unknown_order(self) -> int:
+        at_hand = self.state.moments is not None or "_solved" in vars(self)
+        return 0 if at_hand else len(self.state.sites.shift)
 
     @property
     def moments(self) -> ValueMoments:
         """Moments of the latent values of the fit."""
-        moments: ValueMoments = self.state.moments or self._solved.moments
-        return moments
+        return self.state.moments or self._solved.moments
 
-    #: (n, n) and (n,), see :class:`GPState`
-    factor = property(attrgetter("_solved.factor"))
-    diagonal = property(attrgetter("_solved.diagonal"))
+    @property
+    def factor(self) -> Array:
+        """(n, n), see :class:`GPState`."""
+        factor = self._solved.factor
+        assert factor is not None
+        return factor
+
+    @property
+    def diagonal(self) -> Array:
+        """(n,), that of K."""
+        diagonal = self._solved.diagonal
+        assert diagonal is not None
+        return diagonal
 
     @property
     def is_exact(self) -> bool:
@@ -320,20 +336,20 @@ class KernelPosterior(GaussianPosterior):
 
     # -- other values: covariances C with those of the fit, (m, n), prior (m,) or (m, m) --
 
-    def _conditioned(self, cross: Any, prior: Array) -> Array:
+    def _conditioned(self, cross: Matrix, prior: Array) -> Array:
         """The posterior variances (m,), or covariance (m, m), from those of the prior."""
         V, U = self._halves(cross)
         if prior.ndim == 1:
-            taken = np.einsum("ij,ij->j", V, V) - np.einsum("ij,ij->j", U, U)
+            explained = np.einsum("ij,ij->j", V, V) - np.einsum("ij,ij->j", U, U)
             # clip rounding errors at 0
-            return np.asarray(np.maximum(prior - taken, 0.0))
+            return np.asarray(np.maximum(prior - explained, 0.0))
         covariance = prior - V.T @ V + U.T @ U
         covariance = 0.5 * covariance + 0.5 * covariance.T
         at = np.diag_indices(len(covariance))
         covariance[at] = np.maximum(covariance[at], 0.0)
         return np.asarray(covariance)
 
-    def _halves(self, cross: Any) -> tuple[Array, Array]:
+    def _halves(self, cross: Matrix) -> tuple[Array, Array]:
         """V (n, m) and U (k, m), with V' V less U' U = C R C'.
 
         U is that of the k sites of negative precision.
@@ -343,7 +359,7 @@ class KernelPosterior(GaussianPosterior):
         if not len(which):
             return V, np.empty((0, cross.shape[0]))
         columns = cross[:, which]
-        columns = columns.toarray() if hasattr(columns, "indptr") else columns
+        columns = columns.toarray() if is_sparse(columns) else columns
         return V, root @ (columns.T - half.T @ V)
 
     @property
@@ -351,9 +367,9 @@ class KernelPosterior(GaussianPosterior):
         """(n,), S, the root of the precisions, 0 where these are negative."""
         return np.asarray(np.sqrt(np.maximum(self.state.sites.precision, 0.0)))
 
-    def _forward(self, cross: Any) -> Array:
+    def _forward(self, cross: Matrix) -> Array:
         """L^-1 S C', (n, m)."""
-        if hasattr(cross, "indptr"):
+        if is_sparse(cross):
             return np.asarray(cross @ self._inverse).T
         right = (cross * self._site_roots).T
         return np.asarray(linalg.blas.dtrsm(1.0, self.factor.T, right, lower=1, overwrite_b=1))
@@ -417,7 +433,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
 
     kind: ClassVar[str] = "process"
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Fields:
         return super().__getstate__() | {"state": self._solved}
 
     def form(self) -> Kernel:
@@ -427,9 +443,17 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
     def is_exact(self) -> bool:
         return self.problem.sites_unswept() is not None
 
-    alpha = property(attrgetter("moments.alpha"))
-    mean = property(attrgetter("moments.mean"))
-    variance = property(attrgetter("moments.variance"))
+    @property
+    def alpha(self) -> Array:
+        return self.moments.alpha
+
+    @property
+    def mean(self) -> Array:
+        return self.moments.mean
+
+    @property
+    def variance(self) -> Array:
+        return self.moments.variance
 
     @property
     def log_evidence(self) -> float:
@@ -453,7 +477,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
 
     # -- evidence --
 
-    def log_evidence_gradient(self, dK: ArrayLike | Iterable[ArrayLike]) -> Array:
+    def log_evidence_gradient(self, dK: Matrices) -> Array:
         """Derivative of the log evidence by parameters of the kernel.
 
         At a fixed point the sites do not contribute (Rasmussen & Williams 2006, section 5.5.2):
@@ -485,16 +509,15 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         given, R = matrices_of(dK, (n, n)), self._other_matrix()
         return np.array([contracted(self.alpha, R, matrix) for matrix in given])
 
-    def loss_slopes(self) -> dict[str, Any]:
+    def loss_slopes(self) -> dict[str, Array | float]:
         """The slopes of the base class, in closed form for Gaussian noise."""
-        loss: Any = self.loss
-        rows = loss.exact_sites(self.problem.data.y) if self.is_exact else None
-        if rows is None:
+        loss = self.loss
+        if not (self.is_exact and isinstance(loss, Gaussian)):
             return super().loss_slopes()
         tau = self.state.sites.precision
         # sum of d log t_i / d log variance, in the mean over the posterior
         counts = tau > 0.0
-        weight = tau * rows[1]
+        weight = tau * loss.exact_sites(self.problem.data.y)[1]
         twice = self.alpha[counts] ** 2 / tau[counts] + (tau * self.variance - weight)[counts]
         return {"variance": 0.5 * float(twice.sum()) / loss.variance}
 
@@ -511,11 +534,10 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
 
         O(n^2 r) once, and O(n r) per draw. However singular K, the r weights have a density.
         """
-        problem, root = self.problem, self._prior_root()
+        root = self._prior_root()
         prior = prior_of(np.ones(root.shape[1]), np.zeros(root.shape[1]), False)
-        choices = self.loss_of_rows(), problem.scheme, problem.schedule
-        data = problem.data._replace(X=root)
-        linear = Problem(data, *choices, None, "full", prior, prior.state)
+        data = self.problem.data._replace(X=root)
+        linear = self.problem.with_prior(prior)._replace(data=data, posterior="full")
         post = FullPosterior(prior.state, linear, False, []).of_sites(*self.state.sites[:2])
         if post is None:
             raise not_proper()
@@ -653,7 +675,7 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         pairs = zip(np.split(noise, ends, axis=1), self._roots, strict=True)
         return np.concatenate([some @ root.T for some, root in pairs], axis=1)
 
-    def log_evidence_gradient(self, dK: Any) -> Array:
+    def log_evidence_gradient(self, dK: Matrices) -> Array:
         """Derivative of the log evidence by parameters of a kernel that all latents share.
 
         As :meth:`epfast.GPPosterior.log_evidence_gradient`.
@@ -662,7 +684,7 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         learning.note_residual(self.residual)
         return gradient
 
-    def slopes_by_kernel(self, dK: Any) -> Array:
+    def slopes_by_kernel(self, dK: Matrices) -> Array:
         """As :meth:`log_evidence_gradient`, without a word on the residual; for searches."""
         n = self.problem.n_rows
         pairs = [(part.alpha, part._other_matrix()) for part in self.parts]
@@ -673,7 +695,7 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
     # -- prediction --
 
     def predict_latent(
-        self, K_star: Any, K_star_star: Any = None, joint: bool = False
+        self, K_star: ArrayLike, K_star_star: Maybe = None, joint: bool = False
     ) -> tuple[Array, Array]:
         """Mean and variance of the latents at new inputs.
 
@@ -692,7 +714,8 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         variance : ndarray of shape (m, C), or (C, m, m) if joint
         """
         count = len(self.parts)
-        rows, own = ([given] * count for given in (K_star, K_star_star))
+        rows: list[ArrayLike] = [K_star] * count
+        own: list[Maybe] = [K_star_star] * count
         if isinstance(K_star, list) and len(K_star) == count and np.ndim(K_star[0]) == 2:
             rows = K_star
             if not isinstance(K_star_star, list | tuple) or len(K_star_star) != count:
@@ -708,7 +731,7 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         return mean, np.stack([pair[1] for pair in moments], axis=0 if joint else 1)
 
     def predict_log_proba(
-        self, K_star: Any, k_star_diag: Any = None, offset: ArrayLike | None = None
+        self, K_star: ArrayLike, k_star_diag: Maybe = None, offset: Maybe = None
     ) -> Array:
         """Log probability of each class at new inputs, (m, C), accurate where that underflows.
 
@@ -719,20 +742,20 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         offset : array_like of shape (m, C), optional
             As in the fit. None: 0.
         """
-        loss: Any = self.known_loss()
-        logs: Array = loss.predict_log_proba(*self._shifted_latent(K_star, k_star_diag, offset))
-        return logs
+        loss = self.known_loss()
+        assert isinstance(loss, LatentLoss)
+        return loss.predict_log_proba(*self._shifted_latent(K_star, k_star_diag, offset))
 
 
 def checked_kernels(
-    K: Any, overwrite: bool, jitter: float, latents: int
+    K: ArrayLike, overwrite: bool, jitter: float, latents: int
 ) -> tuple[tuple[KernelMatrix, ...], Array | None]:
     """Check K, one matrix or one for each latent. Return a kernel for each, and K if it is one."""
     if overwrite:
         raise ValueError("overwrite_K is True; allowed with several latents: False")
     given = K if isinstance(K, list | tuple) else None
     if given is None and np.ndim(K) == 3:
-        given = list(K)
+        given = list(np.asarray(K))
     if given is not None and np.ndim(given[0]) == 2:
         if len(given) != latents:
             raise ValueError(f"K holds {len(given)} matrices; allowed: one, or {latents}")

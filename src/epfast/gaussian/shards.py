@@ -7,28 +7,19 @@ the same. They change none of their arguments, and refuse what is not finite.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from epfast import _checks, families
-from epfast._arrays import Array, entries_of, is_sparse
+from epfast._arrays import Array, Which, entries_of, is_sparse
 from epfast._core.shared_sites import SharedSweep
 from epfast._core.tilted import TiltedMoments
-from epfast.gaussian.engine import (
-    LEAST_SHARE,
-    STALLED,
-    EPEngine,
-    Full,
-    Visited,
-    Visits,
-    Working,
-    contraction,
-    gaussian,
-)
+from epfast.gaussian.engine import STALLED, EPEngine, Full, Visited, Working, contraction, gaussian
 from epfast.gaussian.forms.diagonal import DiagonalEngine, DiagonalPass
 from epfast.gaussian.orders import RowEngine
 from epfast.gaussian.passes import PassEngine, laplace_core, pieces_of
@@ -36,17 +27,16 @@ from epfast.gaussian.prior import WeightPrior
 from epfast.gaussian.problem import BLOCK, Problem, sum_of_sites
 from epfast.gaussian.state import State, is_proper, stacked_rows
 from epfast.inference import Counts, Sites, run
-from epfast.inference.executors import LOST, Tasks
+from epfast.inference.executors import Tasks
 from epfast.inference.loop import RELATIVE
 from epfast.inference.runtime import Tick, no_tick, one_blas_thread
-from epfast.schedules import EP, Batches, SharedSites
-from epfast.schedules.base import AS_COMPLETED
+from epfast.schedules import EP, Batches, FilledSchedule, SharedSites
 
 
 class WarmStart(NamedTuple):
     """Sites from which a fit begins, and the state that they add up to."""
 
-    sites: Sites
+    sites: Sites | None
     #: of a linear model; of a process, None
     shift: Any = None
     #: None: it is to be summed up
@@ -56,13 +46,23 @@ class WarmStart(NamedTuple):
     problem: Problem | None = None
 
 
+class KeptRows(NamedTuple):
+    """Sites of rows, or minibatches, that stay where the rows are, by their name there."""
+
+    #: of the fit
+    token: str
+    shard: int
+    #: of the visit that begins with them: the answers that the shard has given so far
+    number: int
+
+
 class Update(NamedTuple):
     """What comes back from a worker."""
 
     #: of the shard or group: precision (d, d) or (d,), shift (d,), log scale ()
     site: Sites
     #: of its rows or minibatches, or None where these share the site, or store none
-    rows: Sites | None
+    rows: Sites | KeptRows | None
     #: factors that kept their site
     refused: int
     #: change of the last sweep within the shard
@@ -73,7 +73,7 @@ class Update(NamedTuple):
     checked: bool = False
 
 
-def shard_of(problem: Problem, rows: Any, schedule: Any) -> Problem:
+def shard_of(problem: Problem, rows: Which, schedule: FilledSchedule) -> Problem:
     """The problem of some rows without the numbers of the whole: what a worker keeps."""
     nothing: Any = None
     return problem._replace(
@@ -142,7 +142,7 @@ def local_update(
     site: Sites,
     rows: Sites | None,
     damping: float,
-    made: Sites | None = None,
+    product: Sites | None = None,
 ) -> Update:
     """EP, or ADF, on the rows of a shard with its cavity, posterior over site, as the prior.
 
@@ -159,8 +159,8 @@ def local_update(
         right all the same, so that sites that were lost cost time and nothing else.
     damping : float
         Of the new sites.
-    made : Sites, optional
-        The product of ``rows``. None: it is ``site``. Of ADF, what new sites are damped towards.
+    product : Sites, optional
+        That of ``rows``. None: it is ``site``. Of ADF, what new sites are damped towards.
 
     Returns
     -------
@@ -178,7 +178,7 @@ def local_update(
         stores = shard.schedule.stores != "none"
         engine = engine_of_shard(shard._replace(prior=WeightPrior.of_state(cavity), base=cavity))
         engine.evidence_bound = math.inf  # a cavity has no evidence
-        was = site if made is None else made
+        was = site if product is None else product
         if rows is None and stores:
             was = flat_site(precision)
         fit = run(
@@ -261,11 +261,11 @@ class LaplaceEngine(EPEngine[Working, State]):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Full(problem))
-        self.n_sites, self.tasks = problem.n_sites, Tasks()
+        self.n_sites, self.tasks = problem.n_sites, Tasks[Update]()
         self.in_turn = problem.schedule.order != "parallel"
 
     def visit(self, state: Working, sites: Sites, tick: Tick) -> Visited[Working]:
-        if self.tasks.executor is None:
+        if not self.tasks.is_remote:
             return Visited(fit_minibatches(self.problem, state, sites, tick))
         problem, q = self.problem, (state.precision, state.shift)
         n, size, count = problem.shape[0], problem.batch_size or 1, problem.n_sites
@@ -273,7 +273,7 @@ class LaplaceEngine(EPEngine[Working, State]):
         takes = [slice(int(p[0]) * size, min(n, (int(p[-1]) + 1) * size)) for p in parts]
         shards = [shard_of(problem, take, problem.schedule) for take in takes]
         calls = [
-            (local_laplace, shard, *q, families.taken(sites, take))
+            partial(local_laplace, shard, *q, families.taken(sites, take))
             for shard, take in zip(shards, takes, strict=True)
         ]
         updates = self.tasks.together(calls, [len(part) for part in parts], tick)
@@ -285,11 +285,9 @@ class LaplaceEngine(EPEngine[Working, State]):
 # ---- sites shared by groups of rows: SEP, AEP, DSEP, DAEP, with a (d, d) site per group ----
 
 
-#: batches give way to whole groups at the first change below this, or where they do not contract:
-#: 36 fits of SEP, AEP, DSEP and DAEP take 908, 889 and 895 sweeps with .01, .1 and 1
+#: batches give way to whole groups at the first change below this, or where they do not contract
 NEAR = 0.1
-#: damping of the sweeps over whole groups that follow: the 36 fits take 1,424, 889 and 631 sweeps
-#: with .25, .5 and .9. Halved down to the least where sweeps diverge, which none of them does
+#: damping of the sweeps over whole groups that follow, halved down to the least where they diverge
 DAMPING, LEAST_DAMPING = 0.5, 0.05
 
 
@@ -362,8 +360,9 @@ def local_shared(
     precision: Array,
     shift: Array,
     site: Sites,
+    damping: float,
     size: float,
-    last: NDArray[np.uint8],
+    last: NDArray[np.uint8] | int | None,
     checked: bool,
     sweep: int,
 ) -> Update:
@@ -372,24 +371,29 @@ def local_shared(
     Parameters
     ----------
     group : Problem
-        See :func:`~.local.shard_of`. Of its schedule, power and damping count.
+        See :func:`shard_of`. Of its schedule the power counts.
     precision, shift : ndarray
         Of the posterior, which has the site to the power ``size``.
     site : Sites
         The site of one row.
+    damping : float
+        Of the new site.
     size : float
         Rows of the group, with their copies.
-    last : ndarray
-        Whether each row ends a batch.
+    last : ndarray, or int or None
+        Whether each row ends a batch. Or rows per batch, None for the whole group.
     checked, sweep
         See :func:`visit_shared`. The number of the sweep.
     """
     n, d = group.shape
     tilted = group.tilted()
     tilted.begin_sweep(sweep)
+    if not isinstance(last, np.ndarray):
+        size_of_batch, last = last or n, np.zeros(n, dtype=np.uint8)
+        last[size_of_batch - 1 :: size_of_batch] = last[-1] = 1
     batches = Batches(np.arange(n), np.zeros(n, dtype=np.intp), last)
     sites = Sites(*(np.array([part], dtype=np.float64) for part in site))
-    given = group, tilted, group.schedule.damping, checked, batches, sites, np.array([size])
+    given = group, tilted, damping, checked, batches, sites, np.array([size])
     with one_blas_thread(d):
         core = visit_shared(*given, precision, shift)
     new_site = families.taken(sites, 0)
@@ -399,11 +403,20 @@ def local_shared(
 
 
 class Tied(Full[Ending]):
-    """The prior times powers of the sites of groups: q = p0 Π_k g_k^N_k."""
+    """The form of q = p0 Π_k g_k^N_k, powers of the sites of groups of rows."""
 
-    def __init__(self, problem: Problem, sizes: Array) -> None:
-        """sizes: rows per group, with their copies, (K,)."""
+    #: numbers of rows in each group
+    counts: Sequence[int]
+
+    def __init__(self, problem: Problem, sizes: Array | None = None) -> None:
+        """sizes: rows per group, with their copies, (K,). By default those of the schedule."""
         super().__init__(problem)
+        if sizes is None:
+            labels = problem.schedule.labels(problem.shape[0])
+            sizes = np.bincount(labels, problem.copies()).astype(np.float64)
+            self.counts = np.bincount(labels).tolist()
+        if not sizes.all():
+            raise ValueError("weights are all 0 in a group; allowed: a row that counts in each")
         count, d, self.sizes = len(sizes), self.order, sizes
         self.shapes, self.weights = ((count, d, d), (count, d), (count,)), None
 
@@ -413,6 +426,36 @@ class Tied(Full[Ending]):
         shift = base.shift + self.sizes @ sites.shift
         total = base.log_scale + float(self.sizes @ sites.log_scale)
         return gaussian(State(precision, shift, sites, total, sweeps))
+
+    def batches(self, schedule: Any, sweep: int) -> Batches:
+        """The batches of a schedule, which may be the user's own: the core indexes with them."""
+        n, count = self.problem.shape[0], len(self.sizes)
+        rows, group, last = map(np.asarray, schedule.batches(n, sweep))
+        good = rows.shape == group.shape == last.shape == (n,)
+        good = good and rows.dtype.kind in "iu" and group.dtype.kind in "iu"
+        good = good and rows.min() >= 0 and rows.max() < n
+        good = good and group.min() >= 0 and group.max() < count and bool(last[-1])
+        if not good:
+            raise ValueError(
+                f"{type(schedule).__name__}.batches gave rows {_checks.describe(rows)} of "
+                f"groups {_checks.describe(group)}; allowed: each of 0 to {n - 1} once, with its "
+                f"group, 0 to {count - 1}, and whether it ends a batch"
+            )
+        return Batches(rows.astype(np.intp), group.astype(np.intp), last.astype(np.uint8))
+
+    def batch_count(self) -> int:
+        """How many batches a sweep has. Refuses one that is too large."""
+        return int(self.batches(self.problem.schedule, 0).last.sum())
+
+    def groups(
+        self, schedule: Any, sweep: int
+    ) -> Sequence[tuple[Problem, NDArray[np.uint8] | int | None]]:
+        """The groups as :func:`local_shared` takes them, and where their batches end."""
+        batches, power = self.batches(schedule, sweep), EP(power=schedule.power).filled()
+        inside = [batches.group == k for k in range(len(self.sizes))]
+        rows = [neighbours(batches.rows[which]) for which in inside]
+        groups = [shard_of(self.problem, some, power) for some in rows]
+        return [(group, batches.last[which]) for group, which in zip(groups, inside, strict=True)]
 
 
 GroupState = Working[Ending]
@@ -427,31 +470,20 @@ class SharedEngine(EPEngine[GroupState, State]):
 
     accelerates = True
     tilted: TiltedMoments
+    form: Tied
 
-    def __init__(self, problem: Problem) -> None:
-        self.schedule, self.problem = problem.schedule, problem
-        self.sizes = self.group_sizes()
-        super().__init__(problem, Tied(problem, self.sizes))
-        self.tilted, self.tasks = problem.tilted(), Tasks()
-        if not self.sizes.all():
-            raise ValueError("weights are all 0 in a group; allowed: a row that counts in each")
-        schedule, count = self.schedule, self.batch_count()
+    def __init__(self, problem: Problem, form: Tied | None = None) -> None:
+        form = Tied(problem) if form is None else form
+        super().__init__(problem, form)
+        self.n_sites, self.tilted, self.tasks = sum(form.counts), problem.tilted(), Tasks[Update]()
+        schedule, count = self.schedule, form.batch_count()
         #: the schedule of the last sweeps, or None if all sweeps are alike
         self.whole: Any = None
         kind: type[Any] = type(schedule)
         own_batches = kind.batches is not SharedSites.batches
-        if schedule.tol > 0.0 and not own_batches and count > len(self.sizes):
+        if schedule.tol > 0.0 and not own_batches and count > len(form.sizes):
             self.whole = schedule.filled()
             object.__setattr__(self.whole, "batch", None)
-
-    def group_sizes(self) -> Array:
-        """Rows per group, with their copies, (K,)."""
-        labels = self.schedule.labels(self.problem.shape[0])
-        return np.bincount(labels, self.problem.copies()).astype(np.float64)
-
-    def batch_count(self) -> int:
-        """How many batches a sweep has. Refuses one that is too large."""
-        return int(self.batches(self.schedule, 0).last.sum())
 
     def start_of_run(self, state: GroupState, is_flat: bool) -> GroupState:
         # a start may be a fixed point, which batches would leave
@@ -467,15 +499,21 @@ class SharedEngine(EPEngine[GroupState, State]):
 
     def visit(self, state: GroupState, sites: Sites, tick: Tick) -> Visited[GroupState]:
         """Fit batches in turn, each with the site of its group, or a task per group from one q."""
-        schedule, damping = self.phase(state)
         assert state.memory is not None
+        (schedule, damping), form, checked = self.phase(state), self.form, state.memory.checked
+        q = state.precision, state.shift
         if schedule.order != "parallel":
-            batches = self.batches(schedule, state.sweeps)
-            given = self.problem, self.tilted, damping, state.memory.checked, batches
-            core = visit_shared(*given, sites, self.sizes, state.precision, state.shift, tick)
+            batches = form.batches(schedule, state.sweeps)
+            given = self.problem, self.tilted, damping, checked, batches
+            core = visit_shared(*given, sites, form.sizes, *q, tick)
             memory = state.memory._replace(checked=core.checked)
             return Visited(Counts(core.n_refused), memory=memory)
-        updates = self.tasks.together(*self.calls(state, sites, schedule, damping), tick)
+        calls = []
+        for k, (group, last) in enumerate(form.groups(schedule, state.sweeps)):
+            site, size = families.taken(sites, k), float(form.sizes[k])
+            call = partial(local_shared, group, *q, site, damping, size)
+            calls.append(partial(call, last, checked, state.sweeps))
+        updates = self.tasks.together(calls, form.counts, tick)
         for k, update in enumerate(updates):
             families.put(sites, k, update.site)
         memory = state.memory._replace(checked=any(update.checked for update in updates))
@@ -499,63 +537,8 @@ class SharedEngine(EPEngine[GroupState, State]):
                 return new, visited._replace(settled=abs(now - before) <= near)
         return new._replace(memory=new.memory.next(moved)), visited._replace(settled=settled)
 
-    def calls(
-        self, state: GroupState, sites: Sites, schedule: Any, damping: float
-    ) -> tuple[list[tuple[Any, ...]], list[int]]:
-        """What is asked of each group, a function and its arguments, and its number of rows."""
-        batches = self.batches(schedule, state.sweeps)
-        numbers = EP(power=schedule.power, damping=damping)
-        assert state.memory is not None
-        calls: list[tuple[Any, ...]] = []
-        counts = []
-        for k in range(len(self.sizes)):
-            in_group = batches.group == k
-            group = shard_of(self.problem, neighbours(batches.rows[in_group]), numbers)
-            site, size = families.taken(sites, k), float(self.sizes[k])
-            rest = batches.last[in_group], state.memory.checked, state.sweeps
-            calls.append((local_shared, group, state.precision, state.shift, site, size, *rest))
-            counts.append(group.shape[0])
-        return calls, counts
-
-    def batches(self, schedule: Any, sweep: int) -> Batches:
-        """The batches of a schedule, which may be the user's own: the core indexes with them."""
-        n, count = self.problem.shape[0], len(self.sizes)
-        rows, group, last = map(np.asarray, schedule.batches(n, sweep))
-        good = rows.shape == group.shape == last.shape == (n,)
-        good = good and rows.dtype.kind in "iu" and group.dtype.kind in "iu"
-        good = good and rows.min() >= 0 and rows.max() < n
-        good = good and group.min() >= 0 and group.max() < count and bool(last[-1])
-        if not good:
-            raise ValueError(
-                f"{type(schedule).__name__}.batches gave rows {_checks.describe(rows)} of "
-                f"groups {_checks.describe(group)}; allowed: each of 0 to {n - 1} once, with its "
-                f"group, 0 to {count - 1}, and whether it ends a batch"
-            )
-        return Batches(rows.astype(np.intp), group.astype(np.intp), last.astype(np.uint8))
-
 
 # ---- dEP: each shard of the rows is fitted by an EP of its own, with the cavity as its prior ----
-
-
-#: passes after which a shard that is in flight is sent once more: where one of eight workers does
-#: not answer 24 fits take 5,236, 5,266 and 5,952 visits with 1, 3 and 6, and none converges without
-LATE = 3
-#: passes since an answer that never was
-NEVER = 1 << 40
-
-
-class Flow(NamedTuple):
-    """How answers are taken, between two passes."""
-
-    #: the shards, that which was sent first of all first
-    queue: tuple[int, ...]
-    #: answers that each shard has given: the number of its visit
-    answered: tuple[int, ...]
-    #: passes that have ended since each shard was sent, and since that of its last answer was
-    sent: tuple[int, ...]
-    saw: tuple[int, ...]
-    #: passes in a row that moved the posterior by no more than the tolerance
-    quiet: int = 0
 
 
 class ShardSite(NamedTuple):
@@ -563,16 +546,15 @@ class ShardSite(NamedTuple):
 
     #: its site in the posterior
     site: Sites
-    #: those of its rows, where they are here
-    rows: Sites | None
+    #: those of its rows: here, or where the rows are. None: there are none
+    rows: Sites | KeptRows | None
 
 
-class ShardMemory(NamedTuple):
+@dataclass(frozen=True)
+class ShardMemory:
     """What a state knows of the shards."""
 
     parts: tuple[ShardSite, ...]
-    #: of answers that are taken as they come
-    flow: Flow | None = None
 
 
 def _members(labels: NDArray[np.intp]) -> list[NDArray[np.intp]]:
@@ -639,16 +621,25 @@ class Shards(Full[ShardMemory]):
 
     def sites_of(self, parts: Sequence[ShardSite]) -> Sites | None:
         """The sites that a state has: of the rows, or minibatches. None: none is stored."""
-        rows = [part.rows for part in parts if part.rows is not None]
+        rows = [part.rows for part in parts if isinstance(part.rows, Sites)]
         if not rows:
             return None
         sites = stacked_rows(rows)
         return sites if self.place is None else families.taken(sites, self.place)
 
+    def call(
+        self, k: int, precision: Array, shift: Array, part: ShardSite, damping: float
+    ) -> partial[Update]:
+        """A visit of a shard."""
+        rows = part.rows if isinstance(part.rows, Sites) else None
+        return partial(local_update, self.shards[k], precision, shift, part.site, rows, damping)
+
     def between(self, old: ShardSite, new: ShardSite, share: float) -> ShardSite:
         """A shard this share of the way from one to another."""
-        site: Sites = families.damped(old.site, new.site, share)
-        return ShardSite(site, None if new.rows is None else damped_rows(old.rows, new.rows, share))
+        site, before, rows = families.damped(old.site, new.site, share), old.rows, new.rows
+        if isinstance(rows, Sites):
+            rows = damped_rows(before if isinstance(before, Sites) else None, rows, share)
+        return ShardSite(site, rows)
 
     def rebuild(self, sites: Any, sweeps: int) -> ShardState | None:
         """Base times the sites of the shards, in their order. None if improper. O(K d^2 + d^3)."""
@@ -664,7 +655,7 @@ class Shards(Full[ShardMemory]):
 
 
 class ShardEngine(EPEngine[ShardState, State]):
-    """DEP: a task for each shard. A subclass may have its rows elsewhere.
+    """DEP: a task for each shard.
 
     All shards from one posterior, or one after the other. Each answer is waited for.
     """
@@ -673,17 +664,7 @@ class ShardEngine(EPEngine[ShardState, State]):
 
     def __init__(self, problem: Problem, form: Shards | None = None) -> None:
         super().__init__(problem, form or Shards(problem))
-        self.n_sites, self.tasks = self.form.n_sites, Tasks()
-
-    def call(
-        self, k: int, visit: int, precision: Array, shift: Array, part: ShardSite, share: float
-    ) -> tuple[Any, ...]:
-        """What is asked of a shard: a function and its arguments."""
-        return local_update, self.form.shards[k], precision, shift, *part, share
-
-    def idles(self, k: int, flying: set[int]) -> bool:
-        """Whether a worker that has a shard does nothing, while others are in flight."""
-        return True
+        self.n_sites, self.tasks = self.form.n_sites, Tasks[Update]()
 
     def init(self, start: Any) -> ShardState:
         self.tasks.cancel()  # of a run from a start that was dropped
@@ -699,17 +680,13 @@ class ShardEngine(EPEngine[ShardState, State]):
         both = zip(state.memory.parts, sites, strict=True)
         return [self.form.between(*pair, share) for pair in both]
 
-    def visits(self, state: ShardState) -> Visits[ShardState]:
-        return AsTheyCome(self) if self.schedule.order == AS_COMPLETED else self
-
     def visit(self, state: ShardState, sites: list[ShardSite], tick: Tick) -> Visited[ShardState]:
         damping, refused, failed, distance = self.schedule.damping, 0, 0, 0.0
         precision, shift = state.precision, state.shift
         visits = [int(k) for k in self.schedule.checked_visits(len(sites), state.sweeps)]
         together = self.schedule.order == "parallel"
         for visited in [visits] if together else [[k] for k in visits]:
-            given = precision, shift
-            calls = [self.call(k, state.sweeps, *given, sites[k], damping) for k in visited]
+            calls = [self.form.call(k, precision, shift, sites[k], damping) for k in visited]
             updates = self.tasks.together(calls, [self.form.sizes[k] for k in visited], tick)
             for k, update in zip(visited, updates, strict=True):
                 refused, failed = refused + update.refused, failed + update.failed
@@ -721,128 +698,3 @@ class ShardEngine(EPEngine[ShardState, State]):
         # sweeps of a shard may return to where they began
         settled = False if distance > self.schedule.tol else None
         return Visited(Counts(refused, failed), settled=settled)
-
-
-class AsTheyCome(Visits[ShardState]):
-    """A pass: as many answers as there are shards, each of which moves the posterior as it comes.
-
-    An answer is that of a visit. One of an older visit is dropped: its shard has answered since,
-    and would count twice.
-    """
-
-    in_turn = accelerates = True
-
-    def __init__(self, engine: ShardEngine) -> None:
-        self.engine, self.schedule, self.tasks = engine, engine.schedule, engine.tasks
-        #: how often answers of a shard were refused in a row
-        self.tries: Counter[int] = Counter()
-        #: factors that kept their sites, and the change of the last sweep in a shard
-        self.refused, self.distance = 0, 0.0
-
-    def visit(self, state: ShardState, sites: list[ShardSite], tick: Tick) -> Visited[ShardState]:
-        self.precision, self.shift, self.parts = state.precision, state.shift, sites
-        count, sizes, taken, none = len(sites), self.engine.form.sizes, 0, (0,) * len(sites)
-        first = Flow(tuple(range(count)), none, none, (NEVER,) * count)
-        assert state.memory is not None
-        self.flow = state.memory.flow or first
-        self.queue, self.answered, self.sent, self.saw = map(list, self.flow[:4])
-        self.width = min(self.tasks.width, count)
-        for k in self._flying():
-            if self.sent[k] and self.sent[k] % LATE == 0:
-                self._send(k)
-        while taken < count:
-            self._fill()
-            (k, visit), update = self.tasks.take()
-            if visit != self.answered[k]:
-                continue
-            if update is LOST:
-                self._hurry(k)
-                continue
-            self.answered[k] += 1
-            accepted = self._accept(k, update)
-            if not accepted:
-                self.refused += sizes[k]
-                self.tries[k] += 1
-                if self._share(k) >= LEAST_SHARE:
-                    self._hurry(k)
-                    continue
-            self.tries[k] = 0
-            self.saw[k] = self.sent[k]
-            self.refused += update.refused if accepted else 0
-            self.distance = max(self.distance, update.distance)
-            taken += 1
-            tick(sizes[k])
-        return Visited(Counts(self.refused))
-
-    def accelerate(
-        self, old: ShardState, new: ShardState, visited: Visited[ShardState], moved: float
-    ) -> tuple[ShardState, Visited[ShardState]]:
-        """The state, with how the next answers are taken.
-
-        A run ends where each shard has answered to the posterior that stands still: what a slow
-        worker says of an older one moves nothing, and says nothing.
-        """
-        summary, tol, damping = self.engine.summary, self.schedule.tol, self.schedule.damping
-        left = moved / damping
-        flow = self.flow_after(left <= tol)
-        settled = None if max(flow.saw) <= flow.quiet and self.distance <= tol else False
-        if settled is None and damping < 1.0 and 0.0 < tol >= left:
-            # log scales follow
-            before, now = (summary(s).log_evidence for s in (old, new))
-            near = damping * max(tol, RELATIVE * abs(now))
-            settled = None if abs(now - before) <= near else False
-        assert new.memory is not None
-        new = new._replace(memory=new.memory._replace(flow=flow))
-        return new, visited._replace(settled=settled, change=left, in_flight=self.width)
-
-    def flow_after(self, quiet: bool) -> Flow:
-        """The flow of the next pass. ``quiet``: whether this one changed little."""
-        sent, saw = (tuple(passes + 1 for passes in some) for some in (self.sent, self.saw))
-        calm = self.flow.quiet + 1 if quiet else 0
-        return Flow(tuple(self.queue), tuple(self.answered), sent, saw, calm)
-
-    def _flying(self) -> set[int]:
-        """Shards of which an answer will count."""
-        return {k for k, visit in self.tasks.flying() if visit == self.answered[k]}
-
-    def _fill(self) -> None:
-        """Send shards until there are enough in flight: who waited longest, where a worker idles.
-
-        No worker idles while another has a queue.
-        """
-        flying = self._flying()
-        while len(self.tasks) < self.width or not flying:
-            waiting = [k for k in self.queue if k not in flying]
-            if not waiting:
-                return
-            k = next((k for k in waiting if self.engine.idles(k, flying)), waiting[0])
-            self._send(k)
-            flying.add(k)
-
-    def _hurry(self, k: int) -> None:
-        """Let a shard go before others."""
-        self.queue.remove(k)
-        self.queue.insert(0, k)
-
-    def _send(self, k: int) -> None:
-        if k not in self._flying():  # of two that are under way the first counts
-            self.sent[k] = 0
-        self.queue.remove(k)
-        self.queue.append(k)
-        visit, q = self.answered[k], (self.precision, self.shift)
-        call = self.engine.call(k, visit, *q, self.parts[k], self._share(k))
-        self.tasks.begin({(k, visit): call})
-
-    def _share(self, k: int) -> float:
-        return float(self.schedule.damping * 0.5 ** self.tries[k])
-
-    def _accept(self, k: int, update: Update) -> bool:
-        """Put the new site of a shard in place of the old one, unless that makes q improper."""
-        gain = families.quotient(update.site, self.parts[k].site)
-        precision = self.precision + gain.precision
-        if not is_proper(precision) or not np.isfinite(gain.shift).all():
-            return False
-        # whatever is in a part is in the posterior, which is made from them anew
-        self.parts[k] = ShardSite(update.site, update.rows)
-        self.precision, self.shift = precision, self.shift + gain.shift
-        return True

@@ -4,39 +4,40 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import linalg, special
 
 from epfast import _checks, families
-from epfast._arrays import Array
+from epfast._arrays import Array, Given, Matrix, Which, is_sparse
 from epfast._core.row_sweeps import SiteFits
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.forms.weights import ByRows, DualState, ShrunkState, WeightEngine
 from epfast.gaussian.linear_posterior import FullPosterior
+from epfast.gaussian.online import Warn
 from epfast.gaussian.prior import PerWeightPrior, WeightPrior
 from epfast.gaussian.problem import Problem, sum_of_sites
+from epfast.gaussian.rows import Data
 from epfast.gaussian.state import MOST_BYTES, in_memory
 from epfast.inference import Fit, Sites, interrupted, run_from, start_may_be_dropped, warn_of
 from epfast.inference.certificates import Check
 from epfast.inference.hyper import HyperPoint, Target, Unknown, rounding_of
 from epfast.inference.importance import Proposal, smoothed
 from epfast.inference.learning import derivatives_by_loss
+from epfast.inference.records import check_proper
 from epfast.inference.runtime import cached_property
 from epfast.losses import Loss, Prior, SpikeAndSlab
-from epfast.schedules import EP
+from epfast.schedules import EP, Schedule
 
-#: damping of the sites of rows in automatic order, beside that of the weights: of 360 fits with
-#: fewer rows than weights, most of them, 34 do not converge, 62, 54 and 76 with .25, .75 and
-#: without it
+#: damping of the sites of rows in automatic order, with fewer rows than weights: these and the
+#: sites of the weights answer each other
 TOGETHER = 0.5
 
 
-def with_prior_sites(problem: Problem, prior: Any, intercept: float | None) -> Problem:
+def with_prior_sites(problem: Problem, prior: Prior, intercept: float | None) -> Problem:
     """The problem with a prior per weight. Raises where they do not go together.
 
     intercept: prior variance of the last weight, which has no site.
@@ -71,7 +72,7 @@ def with_prior_sites(problem: Problem, prior: Any, intercept: float | None) -> P
 
 
 def _pull_at_each_other(problem: Problem, prior: Prior) -> bool:
-    """Whether sites of rows and of weights oscillate when they are fitted in turn.
+    """Whether sites of rows and of weights oscillate in sweeps over both in turn.
 
     Labels by themselves do not say how large few weights are: that is for the prior, whose sites
     follow those of the rows by orders of magnitude where it has heavy tails.
@@ -96,9 +97,9 @@ def with_prior(
     return problem.with_prior(own)
 
 
-def _has_entries(X: Any) -> NDArray[np.bool_]:
+def _has_entries(X: Matrix) -> NDArray[np.bool_]:
     """(d,), whether a column is more than zeros: else its weight keeps its prior, exactly."""
-    if hasattr(X, "indptr"):
+    if is_sparse(X):
         return np.bincount(X.indices[X.data != 0.0], minlength=X.shape[1]) > 0
     return np.asarray((X != 0).any(axis=0))
 
@@ -107,11 +108,10 @@ def _has_entries(X: Any) -> NDArray[np.bool_]:
 
 
 LOG_2PI = math.log(2.0 * math.pi)
-#: inclusion probabilities that are drawn with are no nearer to 0 or 1: of 40 checks one verdict is
-#: another one with 1e-12, and none with 1e-4 and .01
+#: inclusion probabilities that are drawn with are no nearer to 0 or 1, so that no model is out of
+#: reach
 LEAST_INCLUSION = 1e-3
-#: inclusion probability from which a weight is in enough draws for its moments: of 24 checks four
-#: are good, none with 0 or .01, and nine with .2
+#: inclusion probability from which a weight is in enough draws for its moments
 SELDOM = 0.05
 #: an inclusion probability is off by so much, and by so many standard errors, see
 #: :meth:`ShrunkPosterior.check`. Then: draws at a time
@@ -127,9 +127,8 @@ class Models(Proposal):
 
     known = False  # there are too many models to sum over
 
-    def __init__(self, post: Any) -> None:
-        """post: a ShrunkPosterior with this prior."""
-        share, problem, rows = post.inclusion_probability, post.problem, post.sites
+    def __init__(self, post: ShrunkPosterior) -> None:
+        share, problem, rows = post.inclusion_probability, post.problem, post.state.sites
         self.judged = np.flatnonzero(share >= min(SELDOM, share.max()))
         self.unit = post.mean[self.judged], np.sqrt(post.variance[self.judged])
         self.problem, self.prior_sites, self.rows = problem, problem.prior, rows
@@ -143,7 +142,7 @@ class Models(Proposal):
             self.gram: Array | None = np.asarray(gram)
         else:
             X = problem.data.X
-            X = X.toarray() if problem.sparse else np.asarray(X, dtype=np.float64)
+            X = X.toarray() if is_sparse(X) else np.asarray(X, dtype=np.float64)
             self.gram, self.columns, self.shift = None, X, X.T @ rows.shift
 
     def _of_model(self, one: Array) -> tuple[NDArray[np.intp], Array, Array]:
@@ -193,13 +192,13 @@ class Models(Proposal):
         return self.unit
 
 
-def worst_inclusion(models: Models, given: Array, draws: int, seed: int) -> str:
+def worst_inclusion(models: Models, share: Array, draws: int, seed: int) -> str:
     """Which inclusion probability is off beyond doubt by weighted draws, in words, or "".
 
-    given: those of the approximation, (d,).
+    share: those of the approximation, (d,).
     """
     rng = np.random.default_rng([seed, 1])
-    within, log_weight = np.empty((draws, len(given)), dtype=bool), np.empty(draws)
+    within, log_weight = np.empty((draws, len(share)), dtype=bool), np.empty(draws)
     for first in range(0, draws, BLOCK):
         part = slice(first, min(first + BLOCK, draws))
         z = rng.standard_normal((part.stop - first, models.size))
@@ -210,12 +209,12 @@ def worst_inclusion(models: Models, given: Array, draws: int, seed: int) -> str:
     weight /= weight.sum()
     exact = weight @ within
     error = np.sqrt(weight**2 @ (within - exact) ** 2)
-    off = np.where(models.visited, np.abs(exact - given), 0.0)
+    off = np.where(models.visited, np.abs(exact - share), 0.0)
     j = int(np.argmax(np.where(off > ERRORS * error, off, 0.0)))
     if not off[j] > max(OFF, ERRORS * error[j]):
         return ""
-    exact_j, given_j = f"{exact[j]:.2g}", f"{given[j]:.2g}"
-    return f"the inclusion probability of weight {j} is {given_j}, and {exact_j} by the draws"
+    exact_j, share_j = f"{exact[j]:.2g}", f"{share[j]:.2g}"
+    return f"the inclusion probability of weight {j} is {share_j}, and {exact_j} by the draws"
 
 
 # ---- what a fit with a prior that is a site per weight returns ----
@@ -255,14 +254,7 @@ class ShrunkPosterior(FullPosterior):
     @cached_property
     def prior_cavities(self) -> tuple[Array, Array]:
         """Mean and variance of each weight without its prior, (d,). Without data they are inf."""
-        sites, mean, variance = self.prior_sites, self.mean, self.variance
-        ratio = 1.0 - sites.precision * variance
-        proper = ratio > 0.0
-        safe = np.where(proper, ratio, 1.0)
-        return (
-            np.where(proper, (mean - sites.shift * variance) / safe, 0.0),
-            np.where(proper, variance / safe, np.inf),
-        )
+        return self.prior_sites.cavities(self.mean, self.variance)
 
     @property
     def inclusion_probability(self) -> Array:
@@ -306,9 +298,7 @@ class ShrunkPosterior(FullPosterior):
         """
         visits = self.prior_per_weight.visits
         mean, variance = (part[visits] for part in self.prior_cavities)
-        if not np.isfinite(variance).all():
-            count = int((~np.isfinite(variance)).sum())
-            raise FloatingPointError(f"{count} of {len(visits)} cavities are improper")
+        check_proper(variance)
         return self.prior.slopes(mean, variance)
 
     def learned(self, names: tuple[str, ...] | list[str] | None = None) -> ShrunkPosterior:
@@ -347,7 +337,7 @@ class ShrunkPosterior(FullPosterior):
         self,
         values: dict[str, float],
         start: ShrunkPosterior | None = None,
-        warn: Callable[..., Any] = warn_of,
+        warn: Warn = warn_of,
         tol: float | None = None,
     ) -> ShrunkPosterior:
         """The fit of the same rows with other parameters, named as in :meth:`learned`.
@@ -373,7 +363,7 @@ class ShrunkPosterior(FullPosterior):
 
         fit = None
         try:
-            engine: Any = WeightEngine(problem)
+            engine = WeightEngine(problem)
             guess = start_may_be_dropped(start, problem)
             fit = run_from(engine, problem.schedule, start, guess=guess)
             warn(fit, engine, problem.schedule)
@@ -405,8 +395,7 @@ class ShrunkPosterior(FullPosterior):
         precision = self.problem.prior.precision
         return precision if precision.ndim == 2 else np.diag(precision)
 
-    @property
-    def log_evidence(self) -> float:
+    def _evidence(self) -> float:
         return self.state.log_evidence
 
     @cached_property
@@ -417,12 +406,13 @@ class ShrunkPosterior(FullPosterior):
         return state
 
     @property
-    def _unpacks(self) -> bool:  # type: ignore[override]
+    def _unpacks(self) -> bool:
         return self.state.precision is None
 
-    def _of_block(self, block: Any) -> tuple[Array, Array]:
+    def _of_block(self, block: Matrix) -> tuple[Array, Array]:
         if self.state.precision is not None:
             return super()._of_block(block)
+        assert not is_sparse(block)
         scaled = block / self.prior_sites.precision
         cross = np.asarray((self.problem.data.X @ scaled.T).T)
         spread = np.einsum("ij,ij->i", scaled, block)
@@ -450,7 +440,7 @@ class ShrunkPosterior(FullPosterior):
         core.fit(mean, variance, np.ones((len(visits), 1)), *families.copied(sites))
         return float("inf") if core.n_refused else max(residual, core.residual)
 
-    def _proposal(self) -> Any:
+    def _proposal(self) -> Proposal:
         if not isinstance(self.prior, SpikeAndSlab):
             return LinearProposal(self)
         return Models(self)
@@ -470,19 +460,29 @@ class ShrunkPosterior(FullPosterior):
         check, prior = super().check(draws, seed), self.prior
         if not isinstance(prior, SpikeAndSlab):
             return check
-        models = self._proposal()
+        models = Models(self)
         if check.verdict == "good":
             off = worst_inclusion(models, self.inclusion_probability, draws, seed)
             check = replace(check, verdict="usable", reason=off) if off else check
-        whole: dict[str, Any] = {"mean": self.mean, "sd": np.sqrt(self.variance), "shifts": 0.0}
-        whole |= {"sd_factors": 1.0, "mean_se": np.nan, "shift_ses": np.nan}
-        for name, others in whole.items():
-            whole[name] = np.full_like(self.mean, others)
-            whole[name][models.judged] = getattr(check, name)
-        return self._remembered(replace(check, **whole))
+
+        def whole(of_judged: Array, others: Array | float) -> Array:
+            result = np.full_like(self.mean, others)
+            result[models.judged] = of_judged
+            return result
+
+        check = replace(
+            check,
+            mean=whole(check.mean, self.mean),
+            sd=whole(check.sd, np.sqrt(self.variance)),
+            shifts=whole(check.shifts, 0.0),
+            sd_factors=whole(check.sd_factors, 1.0),
+            mean_se=whole(check.mean_se, np.nan),
+            shift_ses=whole(check.shift_ses, np.nan),
+        )
+        return self._remembered(check)
 
     def with_checked_rows(
-        self, data: Any, schedule: Any, warn: Callable[..., Any] = warn_of
+        self, data: Data, schedule: Schedule | None, warn: Warn = warn_of
     ) -> NoReturn:
         """Refused: the sites of the prior would have to move."""
         raise ValueError(
@@ -490,7 +490,7 @@ class ShrunkPosterior(FullPosterior):
             "it: epfast.fit_linear of all the rows, with start=post for the same ones"
         )
 
-    def remove(self, rows: ArrayLike, X: Any = None, y: ArrayLike | None = None) -> NoReturn:
+    def remove(self, rows: ArrayLike, X: Given = None, y: Given = None) -> NoReturn:
         """Refused: the sites of the prior would have to move."""
         raise ValueError(
             f"the posterior has prior={self.prior!r}, whose sites move where rows go; allowed with "
@@ -501,8 +501,7 @@ class ShrunkPosterior(FullPosterior):
 # ---- the search of its prior ----
 
 
-#: reach of the logs of parameters, or log odds of shares, about where the search begins: of 108
-#: searches 19 end more than .001 nats lower with 6, and one with 24
+#: reach of the logs of parameters, or log odds of shares, about where the search begins
 REACH = 12.0
 #: parameters between 0 and 1, and the largest of them
 SHARES, LARGEST_SHARE = ("share", "loss.share", "loss.epsilon"), 1.0 - 1e-9
@@ -533,7 +532,7 @@ class PriorTarget(Target[ShrunkPosterior]):
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(self.shares, special.logit(numbers), np.log(numbers))
 
-    def values(self, u: Array, which: Any = slice(None)) -> Array:
+    def values(self, u: Array, which: Which = slice(None)) -> Array:
         """The hyper-parameters of unknowns, all of them or some."""
         return np.where(self.shares[which], special.expit(u), np.exp(u))
 

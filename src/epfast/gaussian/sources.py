@@ -109,10 +109,11 @@ def _is_plain(kind: np.dtype[np.float64] | ExtensionDtype) -> bool:
 
 def rows_of(X: ArrayLike, problem: Problem) -> Matrix | LazyArray:
     """Rows with the columns that were fitted, checked: dense, CSR, or a dask array of both."""
-    return _lazy_rows(X, problem) if _checks.is_lazy(X) else _rows_in_memory(X, problem)
+    return _lazy_rows(X, problem) if _checks.is_lazy(X) else rows_in_memory(X, problem)
 
 
-def _rows_in_memory(X: ArrayLike, problem: Problem) -> Array | sparse.csr_matrix:
+def rows_in_memory(X: ArrayLike, problem: Problem) -> Array | sparse.csr_matrix:
+    """The same of rows in memory."""
     check_columns(problem.names, X)
     return _checks.rows("X", X, problem.n_columns)
 
@@ -132,7 +133,7 @@ def answers(of_rows: OfRows, X: ArrayLike, problem: Problem) -> Array:
     problem: that of the fit.
     """
     if not _checks.is_lazy(X):
-        rows = _rows_in_memory(X, problem)
+        rows = rows_in_memory(X, problem)
         return of_rows(rows) if rows.shape[0] else _nothing_of(of_rows, rows.shape[1])
     lazy = _lazy_rows(X, problem)
     nothing = _nothing_of(of_rows, lazy.shape[1])

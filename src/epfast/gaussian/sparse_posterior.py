@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from epfast import families
-from epfast._arrays import Array
+from epfast._arrays import Array, Matrix
 from epfast.gaussian.checking import BETTER_UP_TO, SiteProposal, closest_gaussian
 from epfast.gaussian.forms.kernel import GPState
-from epfast.gaussian.forms.sparse import Sparse
+from epfast.gaussian.forms.sparse import Sparse, SparseState
 from epfast.gaussian.linear_posterior import FullPosterior, finite
+from epfast.gaussian.online import Warn
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.rows import Data
 from epfast.gaussian.sparse import Moments, SparseDesign, as_csr, latent
 from epfast.gaussian.state import in_memory
 from epfast.inference import Sites, warn_of
 from epfast.inference.runtime import cached_property
+from epfast.schedules import Schedule
 
 INSTEAD = "ask for variance, covariances_of(columns), predict_latent(X, joint=True) or sample(size)"
 
@@ -74,11 +75,11 @@ class SparsePosterior(FullPosterior):
     def covariance(self) -> Array:
         """(d, d), posterior covariance of the weights, up to 2 GB."""
         in_memory("covariance", len(self.mean), INSTEAD)
-        made = self._now.products(np.eye(len(self.mean)))
-        return np.asarray(0.5 * (made + made.T))
+        whole = self._now.products(np.eye(len(self.mean)))
+        return np.asarray(0.5 * (whole + whole.T))
 
     @cached_property
-    def precision(self) -> Any:
+    def precision(self) -> sparse.csr_array:
         """(d, d), posterior precision of the weights, a CSR array. Constraints are beside it."""
         X, of = self._with_rows().problem.data.X, self.state.sites.precision
         return sparse.csr_array(self.prior_precision + X.T @ (sparse.diags_array(of) @ X))
@@ -91,15 +92,12 @@ class SparsePosterior(FullPosterior):
     def covariances_of(self, columns: NDArray[np.intp]) -> Array:
         return self._entries.covariances_of(columns)
 
-    @cached_property
-    def log_evidence(self) -> float:
-        if self.known is not None:
-            return self.known.log_evidence
+    def _evidence(self) -> float:
         problem = self.problem
         return float(problem.base.log_scale + problem.prior_norm + self._now.log_mass)
 
     @property
-    def unknown_order(self) -> int:  # type: ignore[override]
+    def unknown_order(self) -> int:
         return 0
 
     @property
@@ -113,16 +111,16 @@ class SparsePosterior(FullPosterior):
 
     # -- prediction, draws --
 
-    def _latent(self, rows: Any, joint: bool = False) -> tuple[Array, Array]:
-        now, given = self._entries, as_csr(self._whole_rows(rows))
+    def _latent(self, rows: Matrix, joint: bool = False) -> tuple[Array, Array]:
+        now, X = self._entries, as_csr(self._whole_rows(rows))
         with np.errstate(over="ignore", invalid="ignore"):
             if not joint:
-                mean, variance = latent(given, now)
+                mean, variance = latent(X, now)
             else:
-                half = now.half(given.T.toarray())
-                mean, variance = np.asarray(given @ now.mean), half.T @ half
+                half = now.half(X.T.toarray())
+                mean, variance = np.asarray(X @ now.mean), half.T @ half
                 if now.bound is not None:
-                    reach = np.asarray(given @ now.bound.along)
+                    reach = np.asarray(X @ now.bound.along)
                     variance -= reach @ reach.T
         finite(mean, variance)
         return mean, variance
@@ -138,7 +136,7 @@ class SparsePosterior(FullPosterior):
 
     # -- checks --
 
-    def _proposal(self) -> Any:
+    def _proposal(self) -> SiteProposal:
         return SiteProposal(self)
 
     def better(self) -> SiteProposal | None:
@@ -174,7 +172,7 @@ class SparsePosterior(FullPosterior):
         return replace(post, problem=on_pattern(post.problem))
 
     def with_checked_rows(
-        self, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of
+        self, data: Data, schedule: Schedule | None, warn: Warn = warn_of
     ) -> FullPosterior:
         raise ValueError(
             "the posterior has a sparse precision, whose pattern is that of its rows; allowed: "
@@ -182,7 +180,9 @@ class SparsePosterior(FullPosterior):
             "posterior='full'"
         )
 
-    def _of_rest(self, problem: Problem, removal: Any, rest: Problem) -> Any:
+    def _of_rest(
+        self, problem: Problem, removal: NDArray[np.bool_], rest: Problem
+    ) -> SparseState | None:
         sites = families.taken(self.state.sites, ~removal)
         return Sparse(on_pattern(rest)).rebuild(sites, self.n_sweeps)
 

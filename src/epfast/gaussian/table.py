@@ -176,8 +176,8 @@ def of_rows(problem: Problem) -> RowEngine | ProcessEngine | WeightEngine:
 
 
 ORDERS = "order='shuffled', order='parallel'"
-SHARDS = f"weights, sparse X, damping, power, executor, {ORDERS}, order='as_completed'"
-LAPLACE = f"weights, sparse X, damping, power, executor, {ORDERS}"
+LAPLACE = f"weights, sparse X, damping, power, executor, client, {ORDERS}"
+SHARDS = f"{LAPLACE}, order='as_completed'"
 PASS = "weights, sparse X, chunks of X, power, order='shuffled'"
 COLUMNS = "weights, sparse X, power, site_rule, record='factor', order='shuffled'"
 ENGINES: Table = {
@@ -432,14 +432,20 @@ def choose(request: Request) -> Choices:
         scheme = default_scheme(loss, factor, posterior)
     else:
         scheme = schemes.resolve(request.scheme)
-    schedule = schedule.resolved(options.get("executor") is not None)
+    tasks = options.get("executor") is not None or options.get("client") is not None
+    schedule = schedule.resolved("parallel" if tasks else "sequential")
     legal(posterior, factor, schedule, scheme, loss, options)
     # of a shard, or before a descent
     within = getattr(schedule, "inner", getattr(schedule, "start", None))
     if within is not None:
         legal(posterior, factor, within, scheme, loss)
-    if options.get("executor") is not None or schedule.order == AS_COMPLETED:
-        _check_tasks(schedule, scheme, options)
+    if schedule.order == AS_COMPLETED and options.get("client") is None:
+        raise ValueError(
+            f"order is {AS_COMPLETED!r}; allowed: 'auto', 'sequential', 'shuffled' or 'parallel' "
+            f"({AS_COMPLETED!r} is for epfast.dask.fit_linear)"
+        )
+    if tasks:
+        _check_tasks(schedule, scheme)
     numbers: dict[str, Any] = {"power": 1.0, "damping": schedule.usual_damping(factor)}
     if posterior == "factorized":
         # scalar sites are never clipped: a negative precision is right where t is not log-concave
@@ -467,13 +473,8 @@ def default_scheme(loss: losses.Loss, factor: str, posterior: str) -> Scheme:
     )
 
 
-def _check_tasks(schedule: Schedule, scheme: Scheme, options: Options) -> None:
-    """Refuse an executor for what is no set of tasks, and an order of tasks without one."""
-    if options.get("executor") is None:
-        raise ValueError(
-            f"order is {AS_COMPLETED!r} without an executor; allowed: 'auto', 'sequential', "
-            "'shuffled' or 'parallel', or executor= beside it"
-        )
+def _check_tasks(schedule: Schedule, scheme: Scheme) -> None:
+    """Refuse an executor for what is no set of tasks."""
     if scheme.learns:
         raise ValueError(
             f"executor is given and the scheme is {scheme!r}, which learns as it goes; allowed "

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from epfast import families
-from epfast._arrays import Array, is_sparse, pieces
+from epfast._arrays import Array, Matrix, is_sparse, pieces
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian import online
 from epfast.gaussian.checking import SiteProposal, closest_gaussian
 from epfast.gaussian.engine import Full, plain, proper
 from epfast.gaussian.forms.kernel import Dual, GPState, ProcessEngine, log_evidence
 from epfast.gaussian.linear_posterior import FullPosterior, finite
+from epfast.gaussian.online import Warn
+from epfast.gaussian.posterior import Fields
 from epfast.gaussian.prior import CenteredPrior
 from epfast.gaussian.problem import Problem, in_d_by_d, sum_of_sites
 from epfast.gaussian.process_posterior import KernelPosterior
 from epfast.gaussian.rows import Data, diagonal_products, products
 from epfast.gaussian.state import in_memory, raised_factors, raised_sites
 from epfast.gaussian.table import is_wide
-from epfast.inference import Sites, warn_of
+from epfast.inference import Fit, Sites, warn_of
 from epfast.inference.runtime import cached_property
+from epfast.schedules import Schedule
 
-#: largest number of rows for which a check looks for a better Gaussian: O(n^3) per step. A check of
-#: 600 rows takes .55 s in place of .2
+#: largest number of rows for which a check looks for a better Gaussian: O(n^3) per step
 CLOSEST_UP_TO = 1500
 INSTEAD = "ask for variance, predict_latent(X, joint=True) or sample(size)"
 
@@ -46,7 +48,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
 
     kind: ClassVar[str] = "wide"
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Fields:
         # what follows from the sites is computed again
         return super().__getstate__() | {
             "state": GPState(self.state.sites, self.state.sweeps, None)
@@ -73,9 +75,9 @@ class WidePosterior(KernelPosterior, FullPosterior):
         return prior
 
     @property
-    def _columns(self) -> Any:
+    def _columns(self) -> Matrix:
         """X', whose rows are at hand."""
-        X = self.problem.data.X
+        X: Matrix = self.problem.data.X
         return X.T.tocsr() if is_sparse(X) else X.T
 
     @cached_property
@@ -120,10 +122,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         precision: Array = in_d_by_d(self.problem).prior.precision
         return precision
 
-    @cached_property
-    def log_evidence(self) -> float:
-        if self.known is not None:
-            return self.known.log_evidence
+    def _evidence(self) -> float:
         return log_evidence(
             self.state.sites, self.moments, self._prior.mean_of_rows(self.problem.data.X)
         )
@@ -146,13 +145,13 @@ class WidePosterior(KernelPosterior, FullPosterior):
 
     # -- prediction: O(n^2) a row, and its products with those of X --
 
-    def _latent(self, rows: Any, joint: bool = False) -> tuple[Array, Array]:
+    def _latent(self, rows: Matrix, joint: bool = False) -> tuple[Array, Array]:
         rows = self._whole_rows(rows)
         m, n = rows.shape[0], len(self.state.sites.shift)
         mean, cross = np.empty(m), np.empty((m if joint else 0, n))
         variance = np.empty((m, m) if joint else m)
         with np.errstate(over="ignore", invalid="ignore"):
-            thin = hasattr(rows, "indptr") and self._prior.center is None
+            thin = is_sparse(rows) and self._prior.center is None
             for part in pieces(m, n if thin else max(rows.shape)):
                 scaled = self._prior.of_rows(rows[part])
                 mean[part] = rows[part] @ self.mean
@@ -231,20 +230,14 @@ class WidePosterior(KernelPosterior, FullPosterior):
         state = proper(Full(problem).rebuild(self.state.sites, self.state.sweeps))
         return FullPosterior(plain(state), problem, self.converged, self.history)
 
-    def with_more_rows(self, state: Any, problem: Problem, **parts: Any) -> FullPosterior:
-        """A posterior of these sites and rows, in the form that suits their number.
-
-        parts: fields of the result that differ.
-        """
-        problem = problem._replace(prior=self._prior.of_other_rows())
-        parts = {"known": None} | parts
-        post = replace(
-            self, state=GPState(state.sites, state.sweeps, None), problem=problem, **parts
-        )
+    def with_more_rows(self, fit: Fit[Any], problem: Problem) -> FullPosterior:
+        """The posterior of more rows, in the form that suits their number."""
+        state, prior = GPState(fit.state.sites, fit.state.sweeps, None), self._prior.of_other_rows()
+        post = WidePosterior(state, problem._replace(prior=prior), fit.converged, fit.history)
         return post if is_wide(*problem.data.X.shape) else post.in_d_by_d()
 
     def with_checked_rows(
-        self, data: Data, schedule: Any, warn: Callable[..., Any] = warn_of
+        self, data: Data, schedule: Schedule | None, warn: Warn = warn_of
     ) -> FullPosterior:
         """As that of a :class:`~epfast.FullPosterior`; in the d x d form for many rows."""
         if not is_wide(self.problem.shape[0] + data.X.shape[0], self.shift.size):
@@ -258,7 +251,9 @@ class WidePosterior(KernelPosterior, FullPosterior):
         post: FullPosterior = online.extended(self, data, schedule, warn, engine)
         return post
 
-    def _of_rest(self, problem: Problem, removal: Any, rest: Problem) -> Any:
+    def _of_rest(
+        self, problem: Problem, removal: NDArray[np.bool_], rest: Problem
+    ) -> GPState | None:
         try:
             state = GPState(families.taken(self.state.sites, ~removal), self.n_sweeps, None)
             return Dual(rest).solved(state)

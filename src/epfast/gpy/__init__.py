@@ -282,9 +282,10 @@ class EP(LatentFunctionInference):  # type: ignore[misc]
         if start is not None and len(start.y) != n:
             start = None
         try:
-            post: GPPosterior = fit_from(partial(fit_process, problem, warns=False), start)
+            post = fit_from(partial(fit_process, problem, warns=False), start)
         except FloatingPointError as error:
             raise np.linalg.LinAlgError(str(error)) from error
+        assert isinstance(post, GPPosterior)
         reason = broken(post)
         if reason is not None:
             raise np.linalg.LinAlgError(reason)

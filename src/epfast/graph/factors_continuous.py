@@ -78,7 +78,6 @@ class Noise(Kind):
     Examples
     --------
     >>> import numpy as np
-    from numpy.typing import ArrayLike, NDArray
     >>> from epfast.graph import Graph, Noise
     >>> y = np.array([2.1, 1.9, 2.2, 1.7, 2.0, 2.3])
     >>> g = Graph()

@@ -158,10 +158,7 @@ class Graph:
         Examples
         --------
         >>> import epfast, numpy as np
-        >>> from epfast.inference.loop import Callback
-        from epfast.inference.runtime import Tick
-        from epfast.losses.names import LossGiven
-        from epfast.priors import HalfCauchy
+        >>> from epfast.priors import HalfCauchy
         >>> g = epfast.Graph()
         >>> level, sd = g.gaussian(variance=100.0), g.scale(HalfCauchy(2.5))
         >>> batch = g.add(epfast.graph.Noise(sd), np.array([2.1, 1.9, 2.2, 1.7, 2.0, 2.3]) - level)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Generic, TypeVar
 
 from epfast import _checks
 from epfast.inference.records import ExecutorFailed
@@ -21,19 +22,24 @@ PATIENCE = 4
 #: seconds after which an answer that was there is lost: its worker has died with it. One of 5,000
 #: columns, 200 MB, comes in that time at 7 MB a second
 GONE = 30.0
-#: in place of the answer of a task that the executor lost
-LOST = object()
+
+T = TypeVar("T")
+#: of a task: a shard, and the number of its visit
+Key = tuple[int, int]
+#: calls of one task, and what comes back: their values, or what one has raised
+Calls = Sequence[partial[T]]
+Answers = list[T] | Exception
 
 
-def attempted(function: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
-    """Return the result or the exception of a call, so that only the executor's own are retried."""
+def attempted(calls: Calls[T]) -> Answers[T]:
+    """Make the calls of a task. What they raise is a value: an executor's own errors are others."""
     try:
-        return function(*args), None
+        return [call() for call in calls]
     except Exception as error:  # raised again by who asked
-        return None, error
+        return error
 
 
-def check_executor(executor: Any) -> None:
+def check_executor(executor: Executor) -> None:
     """Check that this is an executor."""
     if not isinstance(executor, Executor):
         is_client = hasattr(executor, "get_executor")
@@ -49,51 +55,52 @@ def workers_of(executor: Executor) -> int:
     count = getattr(executor, "_max_workers", None)  # of pools; they do not say it otherwise
     if isinstance(count, int):
         return max(1, count)
-    client: Any = getattr(executor, "_client", None)  # of Dask's
-    if hasattr(client, "nthreads"):
-        return max(1, int(sum(client.nthreads().values())))
+    threads = getattr(getattr(executor, "_client", None), "nthreads", None)  # of Dask's
+    if threads is not None:
+        return max(1, int(sum(threads().values())))
     return cores()
 
 
-class Tasks:
+class Tasks(Generic[T]):
     """Tasks of one fit. Without an executor they are done here, at once and in their order.
 
-    The executor is the user's: it is never shut down. What it loses is sent again.
+    A task makes a call of a pure function, or several. The executor is the user's: it is never shut
+    down. What it loses is sent again.
 
     Parameters
     ----------
     executor : concurrent.futures.Executor, optional
     width : int, optional
-        Tasks in flight at a time, of those whose answers are taken as they come. By default as many
-        as the executor has workers.
+        Tasks that are done at a time. By default as many as the executor has workers.
     """
 
     def __init__(self, executor: Executor | None = None, width: int | None = None) -> None:
         self.executor = executor
-        self.width = 1
-        if executor is not None:
-            self.width = workers_of(executor) if width is None else width
+        if width is None:
+            width = 1 if executor is None else workers_of(executor)
+        self.width = width
+        #: whether there are tasks, and calls are not made here
+        self.is_remote = executor is not None
+        #: of Dask: tasks that are sent while it looks for its scheduler are never done
+        self.client = getattr(executor, "_client", None)
         #: tasks that the executor lost, so far, and bytes that went to tasks and came back, where
         #: they are counted
         self.n_lost = self.n_bytes = 0
-        self._flying: dict[Future[Any], Any] = {}
+        self._in_flight: dict[Future[Answers[T]], Key] = {}
         #: tasks that are done. Ctrl-C in ``concurrent.futures.wait`` could leave its locks closed
-        self._done: SimpleQueue[Future[Any]] = SimpleQueue()
+        self._done: SimpleQueue[Future[Answers[T]]] = SimpleQueue()
         #: how many times in a row each task was lost
-        self._losses: dict[Any, int] = {}
+        self._losses: dict[Key, int] = {}
         #: tasks whose answers were taken. A cluster forgets them after it was sent the next ones,
         #: since a message goes out every 10 ms
-        self._taken: list[Future[Any]] = []
+        self._taken: list[Future[Answers[T]]] = []
 
-    def __len__(self) -> int:
-        return len(self._flying)
-
-    def flying(self) -> set[Any]:
+    def in_flight(self) -> list[Key]:
         """Keys of the tasks in flight."""
-        return set(self._flying.values())
+        return list(self._in_flight.values())
 
-    def begin(self, calls: Mapping[Any, tuple[Any, ...]]) -> None:
-        """Begin tasks, each a function and its arguments, by their keys.
+    def begin(self, parcels: Mapping[Key, Calls[T]]) -> None:
+        """Begin tasks, each a list of calls, by their keys.
 
         Raises
         ------
@@ -101,21 +108,25 @@ class Tasks:
             If the executor takes no more.
         """
         try:
-            futures = self.submitted(list(calls.values()))
+            futures = self.submitted(list(parcels.values()))
         except Exception as error:
             raise _failed("takes no task", error) from error
-        for key, future in zip(calls, futures, strict=True):
-            self._flying[future] = key
+        for key, future in zip(parcels, futures, strict=True):
+            self._in_flight[future] = key
             future.add_done_callback(self._done.put)
         self._taken.clear()
 
-    def submitted(self, calls: Sequence[tuple[Any, ...]]) -> list[Future[Any]]:
-        """Submit :func:`attempted` calls."""
+    def submitted(self, parcels: Sequence[Calls[T]]) -> list[Future[Answers[T]]]:
+        """Submit tasks: :func:`attempted` calls."""
         assert self.executor is not None
-        return [self.executor.submit(attempted, *call) for call in calls]
+        return [self.executor.submit(attempted, calls) for calls in parcels]
 
-    def take(self) -> tuple[Any, Any]:
-        """The key and the answer of the task that is done first. LOST in place of an answer.
+    def parcels(self, calls: Calls[T]) -> list[list[int]]:
+        """Positions of the calls that are best made by one task."""
+        return [[i] for i in range(len(calls))]
+
+    def take(self) -> tuple[Key, list[T] | None]:
+        """The key and the answers of the task that is done first. None: they were lost.
 
         Raises
         ------
@@ -125,9 +136,7 @@ class Tasks:
             What the task itself raised.
         """
         while True:
-            # of Dask: tasks that are sent while its client looks for its scheduler are never done
-            client = getattr(self.executor, "_client", getattr(self.executor, "client", None))
-            status = getattr(client, "status", "running")
+            status = getattr(self.client, "status", "running")
             if status != "running":
                 raise _failed("is gone", ConnectionError(f"its client is {status}"))
             try:
@@ -136,46 +145,45 @@ class Tasks:
                 break
             except Empty:
                 continue
-        key = self._flying.pop(done)
+        key = self._in_flight.pop(done)
         self._taken.append(done)
         try:
-            value, raised = done.result(timeout=GONE)
+            values = done.result(timeout=GONE)
         except Exception as error:
             self.n_lost += 1
             count = self._losses[key] = self._losses.get(key, 0) + 1
             if count >= PATIENCE:
                 raise _failed(f"lost a task {count} times in a row", error) from error
-            return key, LOST
-        if raised is not None:
-            raise raised
+            return key, None
+        if isinstance(values, Exception):
+            raise values
         self._losses.pop(key, None)
-        return key, value
+        return key, values
 
-    def together(
-        self, calls: Sequence[tuple[Any, ...]], counts: Sequence[int], tick: Tick = no_tick
-    ) -> list[Any]:
-        """The answers to calls, each a function and its arguments, in their order.
-
-        counts: factors of each, for ``tick``.
-        """
-        answers: dict[int, Any] = {}
-        if self.executor is not None:
-            self.begin(dict(enumerate(calls)))
-        for k, (function, *args) in enumerate(calls if self.executor is None else ()):
-            answers[k] = function(*args)
-            tick(counts[k])
+    def together(self, calls: Calls[T], counts: Sequence[int], tick: Tick = no_tick) -> list[T]:
+        """The answers to calls, in their order; counts: factors of each, for ``tick``."""
+        answers: dict[int, T] = {}
+        if not self.is_remote:
+            for k, call in enumerate(calls):
+                answers[k] = call()
+                tick(counts[k])
+            return list(answers.values())
+        positions = self.parcels(calls)
+        parcels = {(k, 0): [calls[i] for i in some] for k, some in enumerate(positions)}
+        self.begin(parcels)
         while len(answers) < len(calls):
-            k, value = self.take()
-            if value is LOST:
-                self.begin({k: calls[k]})
+            key, values = self.take()
+            if values is None:
+                self.begin({key: parcels[key]})
                 continue
-            answers[k] = value
-            tick(counts[k])
+            some = positions[key[0]]
+            answers.update(zip(some, values, strict=True))
+            tick(sum(counts[i] for i in some))
         return [answers[k] for k in range(len(calls))]
 
     def cancel(self) -> None:
         """Forget what is in flight. What has not begun does not begin."""
-        flying, self._flying, self._done = self._flying, {}, SimpleQueue()
+        flying, self._in_flight, self._done = self._in_flight, {}, SimpleQueue()
         for future in flying:
             # a client that is closed refuses this, too
             with suppress(Exception):

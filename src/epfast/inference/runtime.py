@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, overload
 
@@ -121,7 +122,7 @@ class _BlasLimit(AbstractContextManager[None]):
     @classmethod
     def _set_least(cls) -> None:
         """Set the least number of the limits that hold, or without one the numbers found."""
-        least = min((one.most for one in cls.limits), default=None)
+        least = min(map(attrgetter("most"), cls.limits), default=None)
         if least == cls.limit:
             return
         controller = _blas()

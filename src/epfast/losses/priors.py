@@ -95,6 +95,8 @@ class Prior:
 
     def slopes(self, mean: Array, variance: Array) -> dict[str, float]:
         """Derivatives of the sum of log Z over cavities by each learnable parameter."""
+        if not self.learnable:
+            return {}
         (name,) = self.learnable  # a scale of all of t
         return {name: self._by_log_scale(mean, variance) / float(getattr(self, name))}
 
@@ -107,7 +109,11 @@ class Prior:
         return -float((1.0 + mean * d + variance * (d2 + d * d)).sum())
 
     def describe(self) -> dict[str, Json]:
-        """Name and parameters for a file."""
+        """Name and parameters for a file. TypeError for a class of the user's own."""
+        if PRIORS.get(type(self).__name__) is not type(self):
+            raise TypeError(
+                f"prior is {self!r}, of a class of your own; allowed in a file: {', '.join(PRIORS)}"
+            )
         return {"name": type(self).__name__} | dataclasses.asdict(self)
 
 

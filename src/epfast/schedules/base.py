@@ -14,8 +14,7 @@ from epfast import _checks
 from epfast._arrays import Given, as_array
 
 ORDERS = ("auto", "sequential", "shuffled", "chunked", "parallel")
-#: of EP alone: by how much what factors read has changed
-#: of DEP on an executor: each answer is taken as it comes
+#: of DEP on a cluster of Dask: each answer is taken as it comes
 AS_COMPLETED = "as_completed"
 SITE_RULES = ("nonnegative", "keep", "floor")
 
@@ -88,8 +87,8 @@ class Schedule:
 
     #: sites: one per "factor" or "shard", "none", "shared" by many, or "descent" (double loop)
     stores: ClassVar[str] = "factor"
-    #: what the order "auto" is on an executor, else "sequential". None: other things decide
-    in_tasks: ClassVar[str | None] = None
+    #: whether the order "auto" depends on whether there are tasks. Else other things decide
+    in_tasks: ClassVar[bool] = False
 
     #: most sweeps. With ``tol=0`` exactly so many
     sweeps: int
@@ -121,12 +120,18 @@ class Schedule:
         filled: FilledSchedule = result
         return filled
 
-    def resolved(self, executor: bool) -> Self:
-        """A copy with an order in place of "auto", where that depends on an executor alone."""
-        if self.in_tasks is None or self.order != "auto":
+    def with_numbers(self, **numbers: float) -> Self:
+        """A copy with other sweeps, damping, tolerance or seed, which are not checked."""
+        result = object.__new__(type(self))
+        result.__dict__.update(self.__dict__ | numbers)
+        return result
+
+    def resolved(self, order: str) -> Self:
+        """A copy with this order in place of "auto", where that depends on tasks alone."""
+        if not self.in_tasks or self.order != "auto":
             return self
         result = copy(self)
-        object.__setattr__(result, "order", self.in_tasks if executor else "sequential")
+        object.__setattr__(result, "order", order)
         return result
 
     def visits(self, n_factors: int, sweep: int) -> NDArray[np.intp] | range:
@@ -354,8 +359,7 @@ class DoubleLoop(Schedule):
 # ---- sites that many rows share: SEP, AEP, DSEP, DAEP, and DEP with a site per shard ----
 
 
-#: groups and shards by default: six fits of DSEP take 144, 143 and 137 sweeps with 2, 8 and 32, of
-#: DEP 24, 31 and 33 in .05, .13 and .3 s
+#: groups and shards by default
 GROUPS = 8
 
 
@@ -478,7 +482,7 @@ class AEP(SharedSites):
 @dataclass(frozen=True, eq=False)
 class _SharedInGroups(SharedSites):
     orders: ClassVar[tuple[str, ...]] = ("auto", "sequential", "shuffled", "parallel")
-    in_tasks: ClassVar[str | None] = "parallel"
+    in_tasks: ClassVar[bool] = True
 
     groups: int | ArrayLike | None = None
     sweeps: int = 100
@@ -545,12 +549,12 @@ class DEP(Schedule):
     sweeps, tol, damping
         As in :class:`EP`. A sweep visits each shard once.
     order : {"auto", "sequential", "shuffled", "parallel", "as_completed"}, default="auto"
-        Of the shards, as in :class:`EP`. "as_completed", on an executor: as many shards are in
-        flight as there are workers. Each answer moves the posterior as it comes, and the next shard
-        in turn leaves with the newest posterior. Nobody waits for the slowest, and the posterior
-        that a shard saw is old by the few others in flight, so that it converges nearly as fast as
-        "sequential", but not twice by the same numbers. "auto" is that on an executor, else
-        "sequential".
+        Of the shards, as in :class:`EP`. "auto" is "parallel" on an executor, else "sequential". In
+        :mod:`epfast.dask` it is "as_completed": as many shards are in flight as there are workers.
+        Each answer moves the posterior as it comes, and the next shard in turn leaves with the
+        newest posterior. Nobody waits for the slowest, and the posterior that a shard saw is old by
+        the few others in flight, so that it converges nearly as fast as "sequential", but not twice
+        by the same numbers.
     seed : int, optional
         As in :class:`EP`.
     inner : EP or ADF, optional
@@ -562,7 +566,7 @@ class DEP(Schedule):
     """
 
     stores: ClassVar[str] = "shard"
-    in_tasks: ClassVar[str | None] = AS_COMPLETED
+    in_tasks: ClassVar[bool] = True
 
     shards: int | ArrayLike | None = None
     sweeps: int = 100

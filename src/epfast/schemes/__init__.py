@@ -5,7 +5,6 @@ coordinate. A scheme holds its own numbers.
 """
 
 from epfast import _checks
-from epfast.schemes.base import RowScheme, Scheme
 from epfast.schemes.kinds import (
     NAMED,
     Exact,
@@ -14,6 +13,8 @@ from epfast.schemes.kinds import (
     Quadrature,
     QuickLaplace,
     Relaxed,
+    RowScheme,
+    Scheme,
     Variational,
     describe,
     fifth_degree_rule,

@@ -5,8 +5,8 @@ import pytest
 from scipy import sparse
 
 import epfast
-from epfast.gaussian import means
-from epfast.gaussian.accelerate import conjugate_gradients
+from epfast.gaussian import accelerate
+from epfast.gaussian.accelerate import MeansMemory, conjugate_gradients
 
 LOSSES = ("logistic", "probit", "hinge", "squared_hinge", "poisson", "binomial")
 #: sweeps of the automatic order at most
@@ -61,9 +61,14 @@ def test_the_fixed_point_of_plain_sweeps(loss, as_given):
 @pytest.mark.parametrize("power", [0.5, 1.0])
 @pytest.mark.parametrize("csr", [False, True])
 def test_weights_powers_intercept_and_prior(monkeypatch, csr, power):
-    taken, step_to = [], means.step_to
-    monkeypatch.setattr(means, "step_to", lambda *given: taken.append(step_to(*given)) or taken[-1])
-    monkeypatch.setattr(means, "PATIENCE", 2)
+    taken, step_to = [], accelerate.step_to
+
+    def noted(*given):
+        taken.append(step_to(*given))
+        return taken[-1]
+
+    monkeypatch.setattr(accelerate, "step_to", noted)
+    monkeypatch.setattr(accelerate, "PATIENCE", 2)
     rng = np.random.default_rng(3)
     X, y = alike(seed=2)
     X[rng.random(X.shape) < 0.1] = 0.0
@@ -105,8 +110,8 @@ def test_many_columns_by_conjugate_gradients(monkeypatch, csr):
     X, y = alike(d=12)
     X = sparse.csr_matrix(X) if csr else X
     by_factor = epfast.fit_linear(X, y, posterior="factorized")
-    monkeypatch.setattr(means, "DENSE", 4)
-    monkeypatch.setattr(means, "NUMBERS", 100)
+    monkeypatch.setattr(accelerate, "DENSE", 4)
+    monkeypatch.setattr(accelerate, "NUMBERS", 100)
     found = epfast.fit_linear(X, y, posterior="factorized")
     assert found.converged
     assert found.n_sweeps <= FEW
@@ -173,7 +178,7 @@ def test_a_start_goes_on():
 
 def test_explicit_orders_take_no_steps(monkeypatch):
     X, y = alike()
-    monkeypatch.setattr(means, "step_to", None)
+    monkeypatch.setattr(accelerate, "step_to", None)
     for schedule in (
         epfast.EP(order="sequential"),
         epfast.EP(order="shuffled"),
@@ -184,7 +189,7 @@ def test_explicit_orders_take_no_steps(monkeypatch):
 
 
 def test_steps_begin_where_sweeps_creep():
-    slow, fast, tol = means.MeansMemory(), means.MeansMemory(), 1e-5
+    slow, fast, tol = MeansMemory(), MeansMemory(), 1e-5
     for creeping, quick in ((1.0, 1.0), (0.3, 0.1), (0.29, 1e-2), (0.28, 1e-3)):
         slow, fast = slow.next(creeping, tol), fast.next(quick, tol)
     assert slow.steps
