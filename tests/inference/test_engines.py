@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 
+from epfast.gaussian.shards import ShardMemory
 from epfast.gaussian.sparse import Pattern
 from epfast.inference.runtime import no_tick
 from tests import batteries
@@ -21,6 +22,8 @@ def assert_same(a, b, tol=0.0):
         assert type(a) is type(b)
         for one, other in zip(a, b, strict=True):
             assert_same(one, other, tol)
+    elif isinstance(a, ShardMemory):
+        assert_same(a.parts, b.parts, tol)
     elif isinstance(a, Pattern):
         assert_same(tuple(a.__getstate__().values()), tuple(b.__getstate__().values()), tol)
     elif tol and isinstance(a, float):

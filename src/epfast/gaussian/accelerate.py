@@ -25,9 +25,7 @@ from epfast.inference.mixing import Step, shares_of, with_step
 # ---- linear systems of a step ----
 
 
-#: conjugate gradients end where the rest is this share of the first, or after so many steps: 55
-#: fits of classes take as many sweeps with shares of 1e-9 and .001, and .96 of the time with the
-#: latter. Of the 456 systems in them none took more than 32 steps
+#: conjugate gradients end where the rest is this share of the first, or after so many steps
 ENOUGH, MOST_STEPS = 1e-6, 400
 
 
@@ -79,16 +77,11 @@ def conjugate_gradients(
 # step. So factorisations converge quadratically, where sweeps contract by a factor.
 
 
-#: passes over Sigma at most, and the share of the first move that may be left then: of 76 steps in
-#: 37 fits of 150 to 600 values that came to an end the longest had 15 passes, half of them six or
-#: fewer. Of 180 fits of noisy steps 88 converge, and 84 where nothing may be left
+#: passes over Sigma at most, and the share of the first move that may be left then
 PASSES, MOST_LEFT = 30, 0.05
-#: passes that are mixed, once their change is at most this: with 3 or 12 no fit takes another
-#: sweep. Probit with a prior variance of 400 takes 4, 5 and 6 sweeps where it is 1, .3 and .1
+#: passes that are mixed, once their change is at most this
 MIXED, NEAR = 6, 1.0
-#: accuracy of the passes, as a share of the tolerance, and of the square of the first move: with
-#: shares of .01 to 1 the fits take 1.02 to .98 of the time. Without the second rule they take 1.07
-#: times as long, and with .1 in its place 141 sweeps instead of 135
+#: accuracy of the passes, as a share of the tolerance, and of the square of the first move
 OF_TOL, OF_SQUARE = 0.1, 1e-3
 
 
@@ -232,26 +225,17 @@ def _fixed_point(
 # The sweep that follows moves the variances, and its change is what says whether it has converged.
 
 
-#: steps begin where sweeps at this pace would need so many more: 88 fits of correlated columns,
-#: separable labels, counts and sharp noise take 1,729 sweeps with 6, 1,783 with 12 and 1,897 with
-#: 24, in 1.02, 1 and .99 of the time. Without steps eight more do not converge
+#: steps begin where sweeps at this pace would need so many more
 PATIENCE = 12
-#: x.theta moves by so many of its scales at a time, at first: 64 of these fits take 1,346, 1,355,
-#: 1,499 and 1,695 sweeps with 1, 4, 8 and 32, of which 4, 4, 5 and 8 do not converge
+#: x.theta moves by so many of its scales at a time, at first
 REACH = 4.0
-#: cosine of two steps from which on they go in one direction, and reach twice as far: where they
-#: never do, spambase under a prior variance of 1e4 takes 22 sweeps in place of 14
+#: cosine of two steps from which on they go in one direction, and reach twice as far
 ONWARD = 0.5
-#: columns up to which X' W X is formed, and beyond, conjugate gradients: fits of 2,000 rows and 600
-#: columns take 1.5 times as long with X' W X. Those of 800 rows and 200, 300 and 500 columns take
-#: .9, .8 and .7 of the time with conjugate gradients, but of 30 columns 1.2 times as long
+#: columns up to which X' W X is formed. Beyond, conjugate gradients
 DENSE = 512
-#: most conjugate gradients, and their residual: 30 or 300 of them change no fit of five with 300 to
-#: 3,000 columns. With residuals of .1 and 1e-5 they take 106 and 99 sweeps in place of 103
+#: most conjugate gradients, and their residual
 ITERATIONS, RESIDUAL = 100, 1e-3
-#: sweeps are mixed (Anderson) where a mean moves by less than this of its sd: without mixing five
-#: fits of 300 to 3,000 columns take 175 sweeps in place of 103, and of 88 like those above 73
-#: converge in place of 82
+#: sweeps are mixed (Anderson) where a mean moves by less than this of its sd
 MIX_BELOW = 1.0
 #: most numbers of sites of which sweeps are kept, for their memory
 MOST_MIXED = 1_000_000
@@ -259,8 +243,7 @@ MOST_MIXED = 1_000_000
 BYTES = 64
 #: numbers of X at a time
 NUMBERS = 1 << 16
-#: curvatures above -ROUNDING of what they could be are 0: with 0 in its place 11 more of the 88 do
-#: not converge, and from 1e-12 to 1e-6 all take as many sweeps
+#: curvatures above -ROUNDING of what they could be are 0
 ROUNDING = 1e-9
 
 

@@ -39,34 +39,24 @@ from epfast.inference import Sites, Summary, Swept
 from epfast.inference.loop import change as change_of
 from epfast.inference.runtime import Tick
 
-#: step of the differences for third and fourth moments, in cavity sd: 30 fits of 60 values after
-#: one sweep, of which 18 converge from .001 to .03, take 262, 287, 298 and 297 steps with .001,
-#: .003, .01 and .03
+#: step of the differences for third and fourth moments, in cavity sd
 STEP = 3e-3
-#: most halvings of a line search: with 8 the 30 fits are the same
+#: most halvings of a line search
 HALVINGS = 20
-#: a step of the inner loop goes this share of the way to a cavity without precision at most: the 30
-#: fits take 1.1 times as long with .5, and as long with .99
+#: a step of the inner loop goes this share of the way to a cavity without precision at most
 WITHIN = 0.9
-#: most evaluations of an inner loop, and about half of those of an outer step: of 401 inner loops
-#: that came to an end in the 30 fits none took more than 28, and half of them two or fewer. Without
-#: a limit they take 2.1 times as long
+#: most evaluations of an inner loop, and about half of those of an outer step
 WORK = 40
-#: steps without a smaller mismatch after which the outer loop gives up: the 30 fits take 244, 287
-#: and 463 steps with 15, with 30 and without a limit, and the same 18 converge
+#: steps without a smaller mismatch after which the outer loop gives up
 STALLED = 30
-#: a rise of the inner loop below this that shrinks no more is the rounding of the loss: 20 of the
-#: fits take 189 steps with 0, 173 with 1e-6 and 185 with 1e-4
+#: a rise of the inner loop below this that shrinks no more is the rounding of the loss
 NOISE = 1e-6
 #: changes of F below this are the errors of tilted moments; a step with such a change is taken if
-#: it leaves no more than this share of the mismatch. The 20 fits are the same without this rule. Of
-#: 12 fits of a user's losses with values exact to 1e-6 or 1e-7 three do not converge without it
+#: it leaves no more than this share of the mismatch
 QUIET, NEARER = 1e-8, 0.9
-#: a step is taken if F falls by at least this share of what the quadratic model predicts: the 20
-#: fits take 191 steps with 0 and 155 with .01, and the same ones converge
+#: a step is taken if F falls by at least this share of what the quadratic model predicts
 ARMIJO = 1e-4
-#: with a ridge above this the outer step is too short to count: the 20 fits take 172 and 174 steps
-#: with 1e5 and 1e15
+#: with a ridge above this the outer step is too short to count
 LONGEST_RIDGE = 1e10
 
 

@@ -25,15 +25,12 @@ from epfast.inference.loop import NO_COUNTS, change
 from epfast.inference.runtime import Tick
 from epfast.schemes import Relaxed
 
-#: least share of a sweep's change that is tried, where the whole makes the posterior improper: 183
-#: fits, many of them hard, take as many sweeps with 1/4
+#: least share of a sweep's change that is tried, where the whole makes the posterior improper
 LEAST_SHARE = 1.0 / 1024.0
 #: a sweep contracts if its change is below this share of the least change so far. After so many
-#: that do not, less is changed at a time: of 40 fits in chunks the one that needs it, quasi01 on
-#: 1,500 x 10, takes 27, 64, 35 and 46 sweeps with 1, 2, 3 and 6, and does not converge without
+#: that do not, less is changed at a time
 CONTRACTION, STALLED = 0.7, 3
-#: a row that moves by no more of its sd or log variance stands still, if the tolerance is smaller:
-#: 40 fits in chunks take 671 sweeps with 0 and 1e-6, and 669 with 1e-4 and .01
+#: a row that moves by no more of its sd or log variance stands still, if the tolerance is smaller
 STANDS = 1e-4
 
 

@@ -47,34 +47,23 @@ Indices = NDArray[np.intp]
 
 #: sites per block of the exact blocked sweep, at least and at most
 LEAST_SITES, MOST_SITES = 8, 64
-#: rows per block of marginals, of dense rows up to so many columns, and of all others: 150,000 rows
-#: of 10 columns take 59 ms in blocks of 128 and 67 ms in those of 512 or 1,024. Those of 600 and
-#: 1,000 columns take .94 and .96 of the time in blocks of 1,024, as do sparse ones (w8a, a9a)
+#: rows per block of marginals, of dense rows up to so many columns, and of all others
 BLOCK, NARROW, WIDE_BLOCK = 128, 256, 1024
-#: a chunk that is not taken is halved to no fewer rows, which then go one by one: 40 fits, some of
-#: them of losses with jumps, take 1.5 times as long with 4. With 256 a quasi01 one (1,500 x 10)
-#: does not converge, which takes 35 sweeps with 32
+#: a chunk that is not taken is halved to no fewer rows, which then go one by one
 LEAST = 32
 #: a chunk is this part of the rows, or so many for each column, and there are FEWEST of them at
-#: least. Those of 8 to 24 rows a column take 1.1 times as long without the second rule. Fits of
-#: several latents with few rows take 1.2 times as long with 8 chunks, and as long with 2
+#: least
 SHARE, PER_DIMENSION, FEWEST = 16, 2, 4
 #: chunks grow, up to this part of the rows, while a sweep changes less than this share of what the
-#: last one did: w8a (probit) takes .77 s, 1.1 times as long without, and 1.6 times with an eighth
-#: from the start
+#: last one did
 LARGEST, CONTRACTS = 8, 0.6
-#: with fewer rows than these, or than so many per dimension, sweeps are sequential: with 300 rows
-#: chunks take .8 to 1.3 of the time, with 400 to 700 and 4 of them or more a column .5 to 1.05
+#: with fewer rows than these, or than so many per dimension, sweeps are sequential
 FEW_ROWS, ROWS_PER_DIMENSION = 400, 4
-#: from flat sites the first chunk is of so many rows, and each of the next is twice as large: the
-#: 40 fits take 659 sweeps with 8, 669 with 32 and 681 with 128
+#: from flat sites the first chunk is of so many rows, and each of the next is twice as large
 FIRST = 32
-#: dimensions from which sequential sweeps keep one triangle of the covariance only: they take 1.07
-#: times as long with it at 64 and 128, .95 at 200 and 256, and .91 at 600
+#: dimensions from which sequential sweeps keep one triangle of the covariance only, which is faster
 HALF_FROM = 256
-#: growth of the precision's diagonal after which it is formed anew, for its rounding: the 40 fits
-#: are the same without this rule. Six that start from sites sharper by 1e8 to 1e14 take up to 1.6
-#: times as many sweeps, and after 14 sweeps without a tolerance some are up to 0.4 sd off
+#: growth of the precision's diagonal after which it is formed anew, for its rounding
 DRIFT = 64.0
 
 
@@ -371,12 +360,9 @@ class InChunks(Visits[RowState]):
 # ---- one row after the other, and all at once ----
 
 
-#: damping of sweeps of all rows at once, where sequential ones are stuck: of 720 fits with 20 to
-#: 45 % of outliers 70 do not converge, 93, 76 and 99 with .25, .75 and 1, and 332 without these
-#: sweeps
+#: damping of sweeps of all rows at once, where sequential ones are stuck
 RESTART_DAMPING = 0.5
-#: sd of the cavity of the first sites, in the unit of latent values: the 600 models converge with 1
-#: to 10
+#: sd of the cavity of the first sites, in the unit of latent values
 WIDE = 3.0
 
 

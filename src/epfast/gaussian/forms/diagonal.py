@@ -49,17 +49,13 @@ from epfast.inference.runtime import (
 from epfast.schedules import EP
 
 #: rows that settle by EP before a pass of ADF goes on from a flat start: so many and so many per
-#: dimension, as far as their sites have no more numbers than this. After 19 passes the largest
-#: distance of a mean is 2.2 sd, as a geometric mean, 5.3 without these rows, and 2.5 and 1.4 with
-#: 25 and 100 per dimension, in .24, .7 and 1.6 of the time
+#: dimension, as far as their sites have no more numbers than this
 WARM_UP_ROWS, WARM_UP_PER_DIMENSION, WARM_UP_NUMBERS = 1000, 50, 1 << 23
-#: EP on these rows: with 5, 10 and 80 sweeps these means end 2.7, 2.2 and 2.1 sd off in .47, .73
-#: and 2 of the time, and with tolerances of .1 and .001 2.2 sd off in .8 and 1 of it
+#: EP on these rows
 WARM_UP_SWEEPS, WARM_UP_TOL = 20, 1e-2
 #: numbers of X that any scheme takes in in a moment
 MOMENT = 1 << 13
-#: a part of a parallel sweep has at least so many numbers of X; most parts. One thread takes 1.16,
-#: 1.05 and 1 of the time for 60,000 x 20 in 16, 4 and 1 of them
+#: a part of a parallel sweep has at least so many numbers of X; most parts
 NUMBERS, MOST_PARTS = 1 << 18, 16
 
 

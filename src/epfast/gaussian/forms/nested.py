@@ -36,18 +36,13 @@ from epfast.gaussian.state import State
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
 
-#: largest number of weights of all classes together: fits of 400 rows of three classes take .2, .7,
-#: 6 and 10 s with 300, 900, 2,100 and 3,000, a product over the classes 7 s with 3,000
+#: largest number of weights of all classes together, for the time of a sweep
 MOST_WEIGHTS = 3000
-#: rounds over the factors of a row: in a sweep, and where a probability is asked for. With one in a
-#: sweep 38 fits take 250 sweeps in place of 244, and end up to 4e-8 nats away, with four as many
+#: rounds over the factors of a row: in a sweep, and where a probability is asked for
 ROUNDS, MOST_ROUNDS = 2, 40
-#: parts of the rows in a sweep, each from the posterior of the last: with 1, 4 and 32 these fits
-#: take 300, 245 and 244 sweeps
+#: parts of the rows in a sweep, each from the posterior of the last
 MOST_PARTS = 16
-#: least share of changes that is taken, which sweeps that do not contract halve: with 1/2 and 1/256
-#: none of the 38 takes another sweep. Of seven fits of 3 to 10 classes with few rows that take less
-#: than the whole four do not converge otherwise
+#: least share of changes that is taken, which sweeps that do not contract halve
 LEAST_SHARE = 1.0 / 16.0
 #: numbers of the curvatures of rows, (C, C) each, that are made at a time
 AT_ONCE = 1 << 21
@@ -55,8 +50,7 @@ AT_ONCE = 1 << 21
 MOST_CURVATURES = 1 << 21
 #: most steps on the means in a pass, which end at this share of the first one
 MEAN_STEPS, ENOUGH = 8, 0.03
-#: by how much precisions and shifts move, in units of their cavities, where rounds end: the fits
-#: take as many sweeps with 1e-4 and 1e-9, in .98 and 1.02 of the time
+#: by how much precisions and shifts move, in units of their cavities, where rounds end
 ROUNDS_END = 1e-6
 
 
