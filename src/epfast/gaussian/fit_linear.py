@@ -376,7 +376,8 @@ def fit_linear(
         model = Model(chosen, Data(_checks.rows("X", X), unread), names)
         if ones is not None:
             model = model.with_rows(with_ones(model.data.X))
-        model = model.with_weights(weights_of(weights, shape[0]))
+        weighted = model.data._replace(weights=weights_of(weights, shape[0]))
+        model = model._replace(data=weighted)
         model = _in_form(model, request, given, ones, constraints, posterior)
         model = _observed(model, offset, start)
     chosen = model.chosen
@@ -443,9 +444,6 @@ class Model(NamedTuple):
 
     def with_rows(self, X: Matrix) -> Model:
         return self._replace(data=self.data._replace(X=X))
-
-    def with_weights(self, weights: Array | None) -> Model:
-        return self._replace(data=self.data._replace(weights=weights))
 
 
 def _in_form(

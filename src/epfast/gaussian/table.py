@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import starmap
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -373,7 +374,7 @@ def asked(schedule: Schedule, scheme: Scheme, options: Options) -> list[Asked]:
     if scheme.relaxes:
         none = "power", "weights", "prior", "order='parallel'", "order='chunked'"
         excluded["scheme='relaxed'"] = none
-    every = [Asked(name, value) for name, value in found.items()]
+    every = list(starmap(Asked, found.items()))
     for other, names in excluded.items():
         every += [Asked(name, found[name], other) for name in names if name in found]
     return every
