@@ -7,6 +7,7 @@ drift, and what a sweep moved the posterior to, beside what the sites make, is k
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -427,7 +428,8 @@ class EPEngine(Visits[S], Generic[S, E]):
 
     def copied_sites(self, state: S) -> Any:
         """What visits change: copies of the sites, or None where there are none."""
-        return None if state.sites is None else families.copied(state.sites)
+        sites: Any = state.sites
+        return None if sites is None else sites._make(map(methodcaller("copy"), sites))
 
     def between(self, state: S, sites: Any, share: float) -> Any:
         """Sites this share of the way from those of a state to others."""

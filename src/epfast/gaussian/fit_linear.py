@@ -368,18 +368,17 @@ def fit_linear(
         chunks = checked_stream(X, ones is not None, chosen.schedule, **all_rows)
         if posterior is None and chunks.d > FULL_UP_TO:
             chosen = choose(replace(request, posterior="factorized"))
-        read: Any = chunks.read_by(chosen.loss)
-        model = Model(chosen, NO_ROWS._replace(X=read), chunks.names)
+        in_place_of_rows: Any = chunks.read_by(chosen.loss)
+        model = Model(chosen, NO_ROWS._replace(X=in_place_of_rows), chunks.names)
         shape = (chunks.d,)
     else:
-        unread: Any = y
-        model = Model(chosen, Data(_checks.rows("X", X), unread), names)
-        if ones is not None:
-            model = model.with_rows(with_ones(model.data.X))
-        weighted = model.data._replace(weights=weights_of(weights, shape[0]))
-        model = model._replace(data=weighted)
+        rows = _checks.rows("X", X)
+        rows = rows if ones is None else with_ones(rows)
+        data = NO_ROWS._replace(X=rows, weights=weights_of(weights, shape[0]))
+        model = Model(chosen, data, names)
         model = _in_form(model, request, given, ones, constraints, posterior)
-        model = _observed(model, offset, start)
+        assert y is not None  # as no stream
+        model = _observed(model, y, offset, start)
     chosen = model.chosen
     if posterior is None and chosen.posterior == "factorized":
         notes.note_factorized(shape)
@@ -473,9 +472,11 @@ def _in_form(
     return model._replace(chosen=chosen, prior=prior, center=prior.center).with_rows(X)
 
 
-def _observed(model: Model, offset: ArrayLike | None, start: LinearPosterior | None) -> Model:
+def _observed(
+    model: Model, y: ArrayLike, offset: ArrayLike | None, start: LinearPosterior | None
+) -> Model:
     """The model with its responses for the core, its loss with numbers in place of None."""
-    (X, y, weights, _), chosen = model.data, model.chosen
+    (X, _, weights, _), chosen = model.data, model.chosen
     loss = chosen.loss
     if isinstance(loss, losses.LatentLoss):
         if weights is not None:
