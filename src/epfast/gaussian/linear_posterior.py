@@ -125,7 +125,7 @@ class LinearPosterior(GaussianPosterior):
 
     @property
     def is_uncentered(self) -> bool:
-        """Whether it was made of rows less a center, see :func:`uncentered_posterior`."""
+        """Whether it was made of rows less a center, so that its prior is at their mean."""
         return self.known is not None and self.known.root is not None
 
     @property

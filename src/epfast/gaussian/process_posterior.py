@@ -293,7 +293,7 @@ class KernelPosterior(GaussianPosterior):
 
     @property
     def factor(self) -> Array:
-        """(n, n), see :class:`GPState`."""
+        """(n, n): below the diagonal K, the rest the Cholesky factor of I + S K S by columns."""
         factor = self._solved.factor
         assert factor is not None
         return factor
