@@ -17,7 +17,7 @@ from epfast._arrays import Array, Piece, row_chunks
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engine import Working
-from epfast.gaussian.problem import Problem
+from epfast.gaussian.problem import Problem, RowsOrProcess
 from epfast.gaussian.state import State
 from epfast.inference import Sites
 from epfast.inference.mixing import Step, shares_of, with_step
@@ -247,7 +247,7 @@ NUMBERS = 1 << 16
 ROUNDING = 1e-9
 
 
-def may_step(problem: Problem, seen: bool = False) -> bool:
+def may_step(problem: RowsOrProcess, seen: bool = False) -> bool:
     """Whether steps are allowed: for scalar sites by integration in automatic order, undamped.
 
     seen: every single visit is recorded.

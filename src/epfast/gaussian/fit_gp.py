@@ -266,7 +266,7 @@ def with_descent(schedule: EP, loss: Loss, n: int) -> EP | DoubleLoop:
 
 
 def fit_process(
-    problem: Problem,
+    problem: Problem[KernelPrior],
     start: ProcessPosterior | WarmStart | None = None,
     *,
     callback: Callback | None = None,
@@ -354,7 +354,7 @@ def without_factor(post: GPPosterior) -> GPPosterior:
     return replace(post, state=GPState(*post.state[:4]))
 
 
-def unfitted(problem: Problem) -> GPPosterior | LatentGPPosterior:
+def unfitted(problem: Problem[KernelPrior]) -> GPPosterior | LatentGPPosterior:
     """The prior as a posterior: before the first sweep, without a start."""
     if problem.loss.latents != 1:
         engine = LatentEngine(problem)

@@ -651,7 +651,7 @@ def kind_of(problem: Problem) -> type[Result]:
 
 def posterior_of(problem: Problem, fit: Fit[Any]) -> Result:
     """What a fit returns."""
-    kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
+    kept = problem.without_data() if isinstance(problem.data.X, Stream) else problem
     if not isinstance(fit.state, Working):
         return kind_of(problem)(fit.state, kept, fit.converged, fit.history)
     return FullPosterior(plain(fit.state), kept, fit.converged, fit.history, None, fit.state)

@@ -37,7 +37,7 @@ from epfast.gaussian.engine import (
     gaussian,
     with_moments,
 )
-from epfast.gaussian.problem import Problem, peak_sites
+from epfast.gaussian.problem import Problem, RowsOrProcess, peak_sites
 from epfast.gaussian.state import State, not_proper
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
@@ -83,7 +83,7 @@ def is_for_chunks(problem: Problem) -> bool:
     return enough and not (overshoots(problem) or problem.scheme.relaxes)
 
 
-def chunk_size(problem: Problem) -> int:
+def chunk_size(problem: RowsOrProcess) -> int:
     """Rows per chunk to begin with, if none are asked for."""
     n, d = problem.shape
     size = max(64, PER_DIMENSION * d, n // SHARE)
@@ -154,7 +154,7 @@ def layout_of(problem: Problem, visits: Indices) -> Layout:
     return Layout(visits, Rows(X), visits, False)
 
 
-def visits_in_chunks(problem: Problem, sweep: int, layout: Layout | None) -> Indices:
+def visits_in_chunks(problem: RowsOrProcess, sweep: int, layout: Layout | None) -> Indices:
     """The order of the rows: random, by the seed, unless the schedule has one of its own."""
     schedule, n = problem.schedule, problem.n_rows
     if schedule.order == "parallel" or not schedule.keeps_order:
@@ -418,7 +418,7 @@ class AtOnce(Visits[S]):
 
     def __init__(
         self,
-        problem: Problem,
+        problem: RowsOrProcess,
         tilted: TiltedMoments,
         form: Form[S, E],
         damping: float,
@@ -502,6 +502,7 @@ def visits_of(
 class RowEngine(EPEngine[RowState, State | RowState]):
     """A site per row of X: two numbers and a log scale."""
 
+    problem: Problem
     form: Full[RowMemory]
     tilted: TiltedMoments
 

@@ -259,6 +259,8 @@ class LaplaceEngine(EPEngine[Working, State]):
     With an executor all factors from one posterior, in as many tasks as there are workers.
     """
 
+    problem: Problem
+
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Full(problem))
         self.n_sites, self.tasks = problem.n_sites, Tasks[Update]()
@@ -468,6 +470,7 @@ class SharedEngine(EPEngine[GroupState, State]):
     another fixed point, which depends on the order of the rows, or none.
     """
 
+    problem: Problem
     accelerates = True
     tilted: TiltedMoments
     form: Tied
@@ -660,6 +663,7 @@ class ShardEngine(EPEngine[ShardState, State]):
     All shards from one posterior, or one after the other. Each answer is waited for.
     """
 
+    problem: Problem
     form: Shards
 
     def __init__(self, problem: Problem, form: Shards | None = None) -> None:

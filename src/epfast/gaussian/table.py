@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import starmap
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,8 +30,8 @@ from epfast.gaussian.forms.stack import LatentEngine
 from epfast.gaussian.forms.weights import WeightEngine
 from epfast.gaussian.orders import RowEngine
 from epfast.gaussian.passes import PassEngine
-from epfast.gaussian.prior import CenteredPrior, KernelPrior, PerWeightPrior
-from epfast.gaussian.problem import Problem
+from epfast.gaussian.prior import CenteredPrior, KernelPrior, PerWeightPrior, WeightPrior
+from epfast.gaussian.problem import Problem, RowsOrProcess
 from epfast.gaussian.rows import Data
 from epfast.gaussian.shards import LaplaceEngine, ShardEngine, SharedEngine
 from epfast.inference import Engine
@@ -40,6 +40,8 @@ from epfast.losses.names import LossGiven
 from epfast.schedules import DEP, EP, Schedule
 from epfast.schedules.base import AS_COMPLETED
 from epfast.schemes import Scheme
+
+Q = TypeVar("Q", bound=WeightPrior | KernelPrior)
 
 #: arguments that only some combinations take, by their names. None: not given
 Options = Mapping[str, Any]
@@ -75,9 +77,7 @@ class Choices(NamedTuple):
     posterior: str
     batch_size: int | None
 
-    def problem(
-        self, data: Data, prior: Any = NO_KERNEL, names: tuple[str, ...] | None = None
-    ) -> Problem:
+    def problem(self, data: Data, prior: Q, names: tuple[str, ...] | None = None) -> Problem[Q]:
         """The problem of these rows with this prior, in the n x n form if that is for it."""
         schedule = self.schedule
         if schedule.stores == "none":
@@ -224,7 +224,7 @@ OF_PROCESSES, OF_ROWS = (
 )
 
 
-def engine_of(problem: Problem, **settings: bool) -> Engine[Any, Any, Any]:
+def engine_of(problem: RowsOrProcess, **settings: bool) -> Engine[Any, Any, Any]:
     """The engine of a legal problem."""
     factor = "row" if problem.batch_size is None else "minibatch"
     factor = "latents" if problem.loss.latents != 1 else factor
@@ -235,7 +235,7 @@ def engine_of(problem: Problem, **settings: bool) -> Engine[Any, Any, Any]:
     return engine
 
 
-def at_start(problem: Problem) -> Any:
+def at_start(problem: RowsOrProcess) -> Any:
     """The state before the first sweep without a start: the prior and flat sites."""
     if isinstance(problem.prior, CenteredPrior):
         return GPState(flat(problem.shape[0]), 0, None)

@@ -283,6 +283,7 @@ class DiagonalEngine(EPEngine[MeansState, State]):
     Sweeps over scalar sites may begin with a step on all means (``accelerate.py``).
     """
 
+    problem: Problem
     form: Dense
     rows: RowBlock
 

@@ -269,6 +269,7 @@ class Joint(Full[NestedMemory]):
 class NestedEngine(EPEngine[NestedState, State]):
     """EP on the weights of all classes together, by parts of the rows, each from one posterior."""
 
+    problem: Problem
     form: Joint
     accelerates = True
 
