@@ -707,7 +707,8 @@ class LowRankProcess(Process):
 
     @property
     def schedule(self) -> Schedule:
-        schedule: Schedule = self.chosen.schedule
+        schedule = self.chosen.schedule
+        assert isinstance(schedule, Schedule)
         return schedule
 
     @property
@@ -762,8 +763,10 @@ class LowRankProcess(Process):
         def fit(
             schedule: Schedule, start: FitStart | None, callback: Callback | None = None
         ) -> LowRankGPPosterior:
-            chosen, threads = self.chosen._replace(loss=loss, schedule=schedule), self.threads
-            return fit_factor(chosen, factor, self.data, start, threads=threads, callback=callback)
+            chosen = self.chosen._replace(loss=loss, schedule=schedule.filled())
+            return fit_factor(
+                chosen, factor, self.data, start, threads=self.threads, callback=callback
+            )
 
         def slope(post: ProcessPosterior) -> Array:
             assert isinstance(post, LowRankGPPosterior)

@@ -249,6 +249,7 @@ def fit_gp(
     )
     if start is not None and not isinstance(start, GPPosterior):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a GPPosterior or None")
+    assert not isinstance(K, LowRankFactor)
     kernel = kernel_in_memory(K, overwrite_K, shift)
     data = responses_of(loss, y, kernel.n, weights, offset)
     problem = chosen.problem(data, KernelPrior(kernel))

@@ -400,6 +400,7 @@ def fit_hyper_gp(
             np.clip(ends, middle - REACH, middle + REACH),
         ]
     )
+    assert isinstance(choices.schedule, Schedule)
     target = ProcessTarget(
         partial(_process_at, kernel, rows, added, process, parameters),
         choices.schedule,

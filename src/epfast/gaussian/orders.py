@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import families
-from epfast._arrays import Array, Piece, as_array, is_sparse
+from epfast._arrays import CSR, Array, Piece, as_array, is_sparse
 from epfast._core.chunks import ChunkedSweep
 from epfast._core.row_sweeps import BlockedSweep, SiteFits
 from epfast._core.rows import Rows
@@ -136,9 +136,9 @@ class Layout(NamedTuple):
 
     visits: Indices
     #: all rows. None: they are gathered piece by piece
-    rows: Any
+    rows: Rows | None
     #: the rows of X in ``rows``, in the order of the visits
-    at: Any
+    at: Indices | None
     is_sparse: bool
 
 
@@ -162,7 +162,7 @@ def visits_in_chunks(problem: RowsOrProcess, sweep: int, layout: Layout | None) 
     return schedule.fixed_visits(n) if layout is None else layout.visits
 
 
-def ordered(rows: Any) -> Any:
+def ordered(rows: CSR) -> CSR:
     """CSR rows, each entry once and in the order of its columns. May change its argument."""
     rows.sum_duplicates()
     return rows
@@ -311,12 +311,12 @@ class InChunks(Visits[RowState]):
         Return how many keep their sites, since no order takes them.
         """
         problem, visits, lost = self.problem, layout.visits[part], 0
-        if layout.rows is None:
+        if layout.rows is None or layout.at is None:
             gathered = problem.data.X[visits]
             rows = Rows(
-                ordered(gathered)
-                if layout.is_sparse
-                else np.ascontiguousarray(gathered, dtype=np.float64)
+                np.ascontiguousarray(gathered, dtype=np.float64)
+                if isinstance(gathered, np.ndarray)
+                else ordered(gathered)
             )
             at = np.arange(len(visits))
         else:

@@ -382,7 +382,7 @@ def in_best_form(problem: Problem[CenteredPrior]) -> Problem:
 def in_d_by_d(problem: Problem) -> Problem:
     """The same problem in the d x d form. O(d^2) numbers."""
     prior = problem.prior
-    normal = prior.in_form(WeightPrior)
+    normal = WeightPrior(*prior.parts)
     if prior.precision.ndim == 1:
         in_memory("a matrix of the weights", len(prior.shift), "the n x n form makes none")
     if prior.precision.ndim == 1 or prior.center is not None:

@@ -38,7 +38,7 @@ class WarmStart(NamedTuple):
 
     sites: Sites | None
     #: of a linear model; of a process, None
-    shift: Any = None
+    shift: Array | None = None
     #: None: it is to be summed up
     state: State | None = None
     n_sweeps: int = 0

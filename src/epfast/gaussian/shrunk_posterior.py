@@ -93,7 +93,7 @@ def with_prior(
     sites = Sites(precision, np.zeros(d), 0.5 * np.log(precision / (2.0 * math.pi)))
     whole = precision if problem.posterior == "wide" else np.diag(precision)
     normal = WeightPrior(whole, np.zeros(d), intercept=intercept is not None)
-    own = normal.in_form(PerWeightPrior, prior=prior, start=sites, visits=visits)
+    own = PerWeightPrior(*normal.parts, prior=prior, start=sites, visits=visits)
     return problem.with_prior(own)
 
 

@@ -37,7 +37,7 @@ from epfast.gaussian.shards import LaplaceEngine, ShardEngine, SharedEngine
 from epfast.inference import Engine
 from epfast.losses import Loss
 from epfast.losses.names import LossGiven
-from epfast.schedules import DEP, EP, Schedule
+from epfast.schedules import DEP, EP, FilledSchedule, Schedule
 from epfast.schedules.base import AS_COMPLETED
 from epfast.schemes import Scheme
 
@@ -73,7 +73,7 @@ class Choices(NamedTuple):
 
     loss: losses.Loss
     scheme: Scheme
-    schedule: Any
+    schedule: FilledSchedule
     posterior: str
     batch_size: int | None
 

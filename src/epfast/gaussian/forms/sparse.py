@@ -20,7 +20,7 @@ from epfast.gaussian.forms.kernel import GPState
 from epfast.gaussian.orders import AtOnce, first_sites
 from epfast.gaussian.prior import SparsePrior
 from epfast.gaussian.problem import Problem
-from epfast.gaussian.sparse import Moments, moments
+from epfast.gaussian.sparse import Moments, as_csr, moments
 from epfast.inference import Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
@@ -88,7 +88,7 @@ class Sparse(Form[SparseState, SparseState]):
         self.shapes, self.weights = ((problem.n_rows,),) * 3, len(problem.prior.shift)
         self.width = len(self.design.pattern.dense) + 1
         self.order = max(len(self.design.pattern.dense), self.design.pattern.core.last)
-        self.parts = self.design.pattern.split(problem.prior.precision)
+        self.parts = self.design.pattern.split(as_csr(problem.prior.precision))
         self.prior_norm = problem.prior_norm
         #: (2, n), mean and variance of the rows in the last state that was asked for them
         self.of_rows = np.empty((2, problem.n_rows))
