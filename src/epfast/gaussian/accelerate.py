@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import linalg
 
-from epfast._arrays import Array, Piece, row_chunks
+from epfast._arrays import Array, Matrix, Piece, row_chunks
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engine import Working
@@ -355,7 +355,7 @@ def _scaled_solution(matrix: Array, right: Array) -> Array | None:
 
 
 def step_to(
-    problem: Problem, X: Any, state: MeansState, fitted: MeansState, before: Sites, after: Sites
+    problem: Problem, X: Matrix, state: MeansState, fitted: MeansState, before: Sites, after: Sites
 ) -> MeansMemory | None:
     """Take new sites, fitted from one posterior, to where a Newton step on its mean leads.
 

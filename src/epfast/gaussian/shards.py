@@ -429,7 +429,7 @@ class Tied(Full[Ending]):
         total = base.log_scale + float(self.sizes @ sites.log_scale)
         return gaussian(State(precision, shift, sites, total, sweeps))
 
-    def batches(self, schedule: Any, sweep: int) -> Batches:
+    def batches(self, schedule: FilledSchedule, sweep: int) -> Batches:
         """The batches of a schedule, which may be the user's own: the core indexes with them."""
         n, count = self.problem.shape[0], len(self.sizes)
         rows, group, last = map(np.asarray, schedule.batches(n, sweep))
@@ -450,7 +450,7 @@ class Tied(Full[Ending]):
         return int(self.batches(self.problem.schedule, 0).last.sum())
 
     def groups(
-        self, schedule: Any, sweep: int
+        self, schedule: FilledSchedule, sweep: int
     ) -> Sequence[tuple[Problem, NDArray[np.uint8] | int | None]]:
         """The groups as :func:`local_shared` takes them, and where their batches end."""
         batches, power = self.batches(schedule, sweep), EP(power=schedule.power).filled()

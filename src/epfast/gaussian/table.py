@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from epfast import _checks, losses, schemes
-from epfast._arrays import Array, Indices
+from epfast._arrays import Array, Indices, Matrix
 from epfast.gaussian import notes
 from epfast.gaussian.double_loop import DescentEngine
 from epfast.gaussian.engine import flat
@@ -32,7 +32,7 @@ from epfast.gaussian.orders import RowEngine
 from epfast.gaussian.passes import PassEngine
 from epfast.gaussian.prior import CenteredPrior, KernelPrior, PerWeightPrior, WeightPrior
 from epfast.gaussian.problem import Problem, RowsOrProcess
-from epfast.gaussian.rows import Data
+from epfast.gaussian.rows import Data, Stream
 from epfast.gaussian.shards import LaplaceEngine, ShardEngine, SharedEngine
 from epfast.inference import Engine
 from epfast.losses import Loss
@@ -489,7 +489,7 @@ def _check_tasks(schedule: Schedule, scheme: Scheme) -> None:
         )
 
 
-def is_for_wide(choices: Choices, X: Any) -> bool:
+def is_for_wide(choices: Choices, X: Matrix | Stream) -> bool:
     """Whether a fit by these choices takes the n x n form.
 
     Scalar sites of EP with a full covariance, fewer rows than columns; not in chunks, nor relaxed.
