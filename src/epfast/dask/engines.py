@@ -144,6 +144,7 @@ class Passes(EPEngine[Working, State]):
     worker that dies takes with it a shard's worth.
     """
 
+    problem: Problem
     tasks: Tasks[Passed]
 
     def __init__(self, problem: Problem, streams: Sequence[Sequence[Placed]]) -> None:

@@ -43,7 +43,7 @@ from epfast.gaussian.process_posterior import ProcessPosterior, contracted
 from epfast.gaussian.rows import Data
 from epfast.gaussian.shards import WarmStart
 from epfast.gaussian.state import State
-from epfast.gaussian.table import Choices, Request, choose
+from epfast.gaussian.table import NO_KERNEL, Choices, Request, choose
 from epfast.inference import FAILURES, Callback, Sites, SweepInfo
 from epfast.inference.runtime import at_work, memory_left, one_blas_thread, pool_of
 from epfast.losses import Loss
@@ -542,7 +542,7 @@ class BinaryProcess(Process):
     """One binary problem, exact."""
 
     #: the fit of a process, without its kernel
-    process: Problem
+    process: Problem[KernelPrior]
     jitter: float
     #: of the rows, which the problems of several classes share
     distances: Distances
@@ -642,7 +642,9 @@ class BinaryProcess(Process):
 
         return ProcessPoint(fits_of(process, gradient), slope)
 
-    def _shaped(self, shape: Stationary, ours: Problem, gradient: bool) -> ProcessPoint:
+    def _shaped(
+        self, shape: Stationary, ours: Problem[KernelPrior], gradient: bool
+    ) -> ProcessPoint:
         """As :meth:`at`, from the distances of the rows."""
         with self.at_work():
             matrix = shape.matrix(len(self.X), self.distances, self.jitter, self.pool)
@@ -670,7 +672,7 @@ def least_bytes(n: int) -> float:
     return 8.0 * LEAST * n**2
 
 
-def fits_of(process: Problem, gradient: bool) -> FitOfProcess:
+def fits_of(process: Problem[KernelPrior], gradient: bool) -> FitOfProcess:
     """``fit`` of a :class:`ProcessPoint`, of a process with its kernel."""
 
     def fit(
@@ -705,7 +707,8 @@ class LowRankProcess(Process):
 
     @property
     def schedule(self) -> Schedule:
-        schedule: Schedule = self.chosen.schedule
+        schedule = self.chosen.schedule
+        assert isinstance(schedule, Schedule)
         return schedule
 
     @property
@@ -760,8 +763,10 @@ class LowRankProcess(Process):
         def fit(
             schedule: Schedule, start: FitStart | None, callback: Callback | None = None
         ) -> LowRankGPPosterior:
-            chosen, threads = self.chosen._replace(loss=loss, schedule=schedule), self.threads
-            return fit_factor(chosen, factor, self.data, start, threads=threads, callback=callback)
+            chosen = self.chosen._replace(loss=loss, schedule=schedule.filled())
+            return fit_factor(
+                chosen, factor, self.data, start, threads=self.threads, callback=callback
+            )
 
         def slope(post: ProcessPosterior) -> Array:
             assert isinstance(post, LowRankGPPosterior)
@@ -775,7 +780,7 @@ class LowRankProcess(Process):
         """The exact process of some of the rows."""
         request = Request(self.loss, self.chosen.scheme, "process", schedule=self.schedule)
         chosen = choose(request)
-        X, process = self.X[rows], chosen.problem(self.data.select(rows))
+        X, process = self.X[rows], chosen.problem(self.data.select(rows), NO_KERNEL)
         return BinaryProcess(X, self.kernel, process, 0.0, Distances(X), parameters=self.parameters)
 
 

@@ -427,7 +427,7 @@ class LinearModel(Coefficients):
         if takes_kernel:  # the kernel of a prior variance is a multiple of that of another
             X = own_rows(X, intercept)
             data = [part._replace(X=X) for part in data]
-            prior = prior.in_form(CenteredPrior).remembering(X, units.variances)
+            prior = CenteredPrior(*prior.parts).remembering(X, units.variances)
         names = getattr(self, "feature_names_in_", None)
         names = None if names is None else tuple(names)
         return [chosen.problem(part, prior, names) for part in data], units

@@ -86,7 +86,7 @@ from epfast.gaussian.prior import check_positive, kernel_in_memory
 from epfast.gaussian.process_posterior import ProcessPosterior
 from epfast.gaussian.rows import Data, responses_of
 from epfast.gaussian.shards import WarmStart
-from epfast.gaussian.table import Options, Request, choose
+from epfast.gaussian.table import NO_KERNEL, Options, Request, choose
 from epfast.inference import FAILURES, Callback, DataWarning
 from epfast.inference.design import MOST
 from epfast.inference.hyper import (
@@ -397,7 +397,7 @@ class ProcessModel(Posteriors[AnyPosterior]):
             BinaryProcess(
                 X,
                 kernel,
-                chosen.problem(data),
+                chosen.problem(data, NO_KERNEL),
                 self._jitter,
                 distances,
                 parameters=parameters,

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import linalg
 
-from epfast._arrays import Array, Piece, row_chunks
+from epfast._arrays import Array, Matrix, Piece, row_chunks
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engine import Working
-from epfast.gaussian.problem import Problem
+from epfast.gaussian.problem import Problem, RowsOrProcess
 from epfast.gaussian.state import State
 from epfast.inference import Sites
 from epfast.inference.mixing import Step, shares_of, with_step
@@ -247,7 +247,7 @@ NUMBERS = 1 << 16
 ROUNDING = 1e-9
 
 
-def may_step(problem: Problem, seen: bool = False) -> bool:
+def may_step(problem: RowsOrProcess, seen: bool = False) -> bool:
     """Whether steps are allowed: for scalar sites by integration in automatic order, undamped.
 
     seen: every single visit is recorded.
@@ -355,7 +355,7 @@ def _scaled_solution(matrix: Array, right: Array) -> Array | None:
 
 
 def step_to(
-    problem: Problem, X: Any, state: MeansState, fitted: MeansState, before: Sites, after: Sites
+    problem: Problem, X: Matrix, state: MeansState, fitted: MeansState, before: Sites, after: Sites
 ) -> MeansMemory | None:
     """Take new sites, fitted from one posterior, to where a Newton step on its mean leads.
 

@@ -19,7 +19,7 @@ from epfast import _checks, priors
 from epfast._arrays import Array, Indices
 from epfast.gaussian.linear_posterior import LinearPosterior
 from epfast.gaussian.posterior import GaussianPosterior, Posterior
-from epfast.gaussian.problem import Problem
+from epfast.gaussian.problem import RowsOrProcess
 from epfast.inference import ConvergenceWarning, DataWarning, SweepInfo, report
 from epfast.inference.certificates import VERDICTS, Check
 from epfast.inference.design import MOST, WeightedPoints, auto_strategy, design
@@ -779,7 +779,7 @@ class IntegratedPosterior(Posterior):
         return self._remembered(max(checks, key=lambda one: VERDICTS.index(one.verdict)))
 
 
-def _with(post: Q, **values: Problem | tuple[str, ...] | tuple[GaussianPosterior, ...]) -> Q:
+def _with(post: Q, **values: RowsOrProcess | tuple[str, ...] | tuple[GaussianPosterior, ...]) -> Q:
     """A posterior with other fields, of which what was computed does not depend."""
     one = object.__new__(type(post))
     vars(one).update(vars(post), **values)

@@ -11,7 +11,7 @@ from scipy import linalg
 
 from epfast._arrays import Array, Piece, is_sparse
 from epfast.gaussian.prior import WeightPrior
-from epfast.gaussian.problem import Problem, peak_sites
+from epfast.gaussian.problem import RowsOrProcess, peak_sites
 from epfast.gaussian.state import inverse_root, log_determinant
 from epfast.inference import Sites
 from epfast.inference.best_gaussian import best_sites, peaks, sites_near_mode
@@ -35,7 +35,7 @@ class Sampled(Protocol):
     """What is read of a posterior, to draw from it."""
 
     @property
-    def problem(self) -> Problem: ...
+    def problem(self) -> RowsOrProcess: ...
 
     @property
     def mean(self) -> Array: ...
@@ -123,7 +123,7 @@ def closest_gaussian(post: Refitted) -> tuple[Refitted, bool] | None:
     return None if found is None or best is None else (found, best[2])
 
 
-def _values(problem: Problem, latent: Array, part: Piece) -> Array:
+def _values(problem: RowsOrProcess, latent: Array, part: Piece) -> Array:
     """Beta times the weighted loss of some rows."""
     values = problem.loss.values(latent, problem.responses(part))
     weights = problem.data.weights
@@ -259,6 +259,7 @@ class LinearProposal(SiteProposal):
         # as many rows of each as a number up to d says
         order = rng.random((2 * STARTS, len(rows))).argsort(axis=1)
         sites = np.where(order < rng.integers(1, d + 1, size=(2 * STARTS, 1)), precision, 0.0)
+        assert isinstance(problem.prior, WeightPrior)
         prior_precision = problem.prior.precision
         if prior_precision.ndim == 1:
             prior_precision = np.diag(prior_precision)

@@ -10,7 +10,8 @@ from epfast import families
 from epfast._arrays import Array, is_sparse
 from epfast._core.latents import LatentSites
 from epfast._core.row_sweeps import SiteFits
-from epfast.gaussian.problem import Problem
+from epfast.gaussian.prior import WeightPrior
+from epfast.gaussian.problem import Problem, RowsOrProcess
 from epfast.gaussian.shards import WarmStart
 from epfast.gaussian.state import State
 from epfast.gaussian.table import engine_of
@@ -125,7 +126,7 @@ def trusted(post: Judged) -> bool:
 
 
 def residual_of_rows(
-    problem: Problem, sweep: int, sites: Sites, mean: Array, variance: Array
+    problem: RowsOrProcess, sweep: int, sites: Sites, mean: Array, variance: Array
 ) -> float:
     """Largest gap between tilted moments and marginals: means in sd, variances relative. O(n).
 
@@ -140,7 +141,9 @@ def residual_of_rows(
     return float("inf") if core.n_refused else core.residual
 
 
-def _residual_of_latents(problem: Problem, sites: Sites, mean: Array, variance: Array) -> float:
+def _residual_of_latents(
+    problem: RowsOrProcess, sites: Sites, mean: Array, variance: Array
+) -> float:
     """As :func:`residual_of_rows`, over rows and latents."""
     loss, (n, latents) = problem.loss, mean.shape
     assert isinstance(loss, LatentLoss)
@@ -151,13 +154,14 @@ def _residual_of_latents(problem: Problem, sites: Sites, mean: Array, variance: 
     return float("inf") if core.n_refused else core.residual
 
 
-def residual_of_sweep(problem: Problem, state: State) -> float:
+def residual_of_sweep(problem: RowsOrProcess, state: State) -> float:
     """The change of one undamped sweep, all factors at once."""
     inner = getattr(problem.schedule, "inner", problem.schedule)
     power, rule = problem.schedule.power, getattr(inner, "site_rule", None)
     schedule = EP(tol=0.0, power=power, damping=1.0, order="parallel", site_rule=rule).filled()
     if problem.data.groups is not None:
         schedule = DAEP(problem.data.groups, power=power, damping=1.0).filled()
+    assert isinstance(problem.prior, WeightPrior)
     engine = engine_of(problem._replace(schedule=schedule, base=problem.prior.state))
     assert state.sites is not None
     before = engine.init(WarmStart(state.sites, state.shift, state, state.sweeps))
@@ -168,7 +172,7 @@ def residual_of_sweep(problem: Problem, state: State) -> float:
     return change(engine.summary(before, evidence=False), after)
 
 
-def loo_of_rows(problem: Problem, sites: Sites, mean: Array, variance: Array) -> Array:
+def loo_of_rows(problem: RowsOrProcess, sites: Sites, mean: Array, variance: Array) -> Array:
     """Log probabilities of responses, (n,), without their own sites. O(n).
 
     The arguments are those of :func:`residual_of_rows`.
@@ -217,7 +221,7 @@ def _without_columns(problem: Problem, state: State, sites: Sites) -> tuple[Arra
     return mean, variance
 
 
-def predicted(problem: Problem, mean: Array, variance: Array) -> Array:
+def predicted(problem: RowsOrProcess, mean: Array, variance: Array) -> Array:
     """Log probabilities of the responses under cavities, if all of these are proper."""
     check_proper(variance)
     return problem.loss.log_predictive(problem.data.y, mean, variance)

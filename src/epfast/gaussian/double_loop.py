@@ -34,6 +34,7 @@ from epfast._core.cholesky import cholesky, inverse_from_factor, symmetric_times
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.engine import flat
 from epfast.gaussian.forms.kernel import GPState, Kernel, ValueMoments, log_evidence
+from epfast.gaussian.prior import KernelPrior
 from epfast.gaussian.problem import Problem
 from epfast.inference import Sites, Summary, Swept
 from epfast.inference.loop import change as change_of
@@ -170,7 +171,7 @@ class DescentState(NamedTuple):
 class DescentEngine:
     """The outer loop: each sweep is one step that lowers F."""
 
-    def __init__(self, problem: Problem, form: Kernel | None = None) -> None:
+    def __init__(self, problem: Problem[KernelPrior], form: Kernel | None = None) -> None:
         self.form, self.pool = form or Kernel(problem.prior.kernel), problem.prior.kernel.pool
         self.tilted, self.y = problem.tilted(), problem.responses(slice(None))
         schedule = problem.schedule

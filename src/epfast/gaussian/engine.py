@@ -19,7 +19,7 @@ from epfast._core.relaxed import Relaxation
 from epfast._core.row_sweeps import add_sites, marginals
 from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
-from epfast.gaussian.problem import Problem, RowSlice
+from epfast.gaussian.problem import Problem, RowSlice, RowsOrProcess
 from epfast.gaussian.state import RelaxationFactors, State, inverse_of, inverse_root, not_proper
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, Summary, Swept
 from epfast.inference.loop import NO_COUNTS, change
@@ -283,7 +283,7 @@ class EPEngine(Visits[S], Generic[S, E]):
     #: whether sweeps begin with a step of their own, see :meth:`pre_step`
     steps = False
 
-    def __init__(self, problem: Problem, form: Form[Any, Any]) -> None:
+    def __init__(self, problem: RowsOrProcess, form: Form[Any, Any]) -> None:
         self.problem, self.schedule, self.form = problem, problem.schedule, form
         self.n_sites, self.order_of_matrices = problem.n_rows, form.order
         self.evidence_bound: float = problem.evidence_bound

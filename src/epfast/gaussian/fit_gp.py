@@ -249,6 +249,7 @@ def fit_gp(
     )
     if start is not None and not isinstance(start, GPPosterior):
         raise TypeError(f"start is {_checks.describe(start)}; allowed: a GPPosterior or None")
+    assert not isinstance(K, LowRankFactor)
     kernel = kernel_in_memory(K, overwrite_K, shift)
     data = responses_of(loss, y, kernel.n, weights, offset)
     problem = chosen.problem(data, KernelPrior(kernel))
@@ -266,7 +267,7 @@ def with_descent(schedule: EP, loss: Loss, n: int) -> EP | DoubleLoop:
 
 
 def fit_process(
-    problem: Problem,
+    problem: Problem[KernelPrior],
     start: ProcessPosterior | WarmStart | None = None,
     *,
     callback: Callback | None = None,
@@ -354,7 +355,7 @@ def without_factor(post: GPPosterior) -> GPPosterior:
     return replace(post, state=GPState(*post.state[:4]))
 
 
-def unfitted(problem: Problem) -> GPPosterior | LatentGPPosterior:
+def unfitted(problem: Problem[KernelPrior]) -> GPPosterior | LatentGPPosterior:
     """The prior as a posterior: before the first sweep, without a start."""
     if problem.loss.latents != 1:
         engine = LatentEngine(problem)

@@ -29,6 +29,7 @@ from epfast.gaussian.fit_hyper import (
     with_starting_numbers,
 )
 from epfast.gaussian.posterior import GaussianPosterior, shifted
+from epfast.gaussian.prior import KernelPrior
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import (
     GPPosterior,
@@ -38,7 +39,7 @@ from epfast.gaussian.process_posterior import (
 )
 from epfast.gaussian.rows import responses_of
 from epfast.gaussian.shards import WarmStart
-from epfast.gaussian.table import Request, choose
+from epfast.gaussian.table import NO_KERNEL, Request, choose
 from epfast.inference import Callback
 from epfast.inference.design import change, grown, principal_axes
 from epfast.inference.hyper import FINEST, HyperPoint, Target, Unknown, rounding_of
@@ -383,7 +384,7 @@ def fit_hyper_gp(
     choices = choose(
         Request(chosen.with_offset(offset is not None), None, "process", schedule=schedule)
     )
-    process = choices.problem(responses_of(choices.loss, y, len(rows), weights, offset))
+    process = choices.problem(responses_of(choices.loss, y, len(rows), weights, offset), NO_KERNEL)
     note_working(chosen)
     note_weights(process.data.weights)
     names = [one.name for one in unknowns]
@@ -399,6 +400,7 @@ def fit_hyper_gp(
             np.clip(ends, middle - REACH, middle + REACH),
         ]
     )
+    assert isinstance(choices.schedule, Schedule)
     target = ProcessTarget(
         partial(_process_at, kernel, rows, added, process, parameters),
         choices.schedule,
@@ -468,7 +470,7 @@ def _process_at(
     kernel: KernelOfRows,
     rows: Array,
     jitter: float,
-    process: Problem,
+    process: Problem[KernelPrior],
     parameters: list[str],
     theta: Array,
 ) -> ProcessPoint:
@@ -488,7 +490,7 @@ def _process_at(
 
 
 def at_kernel(
-    process: Problem, K: Array, dK: Array, by_loss: Callable[[ProcessPosterior], Array]
+    process: Problem[KernelPrior], K: Array, dK: Array, by_loss: Callable[[ProcessPosterior], Array]
 ) -> ProcessPoint:
     """A process with this kernel, (n, n), whose array it takes, and derivatives (n, n, p).
 

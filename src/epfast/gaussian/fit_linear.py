@@ -396,7 +396,7 @@ def fit_linear(
     if prior is not None:
         given.refuse(f"prior={prior!r}", ": one of them")
         flat = WeightPrior(np.ones(model.d) if wide else np.eye(model.d), np.zeros(model.d))
-        whole = flat.in_form(CenteredPrior) if wide else flat
+        whole = CenteredPrior(*flat.parts) if wide else flat
         problem = with_prior_sites(chosen.problem(model.data, whole, model.names), prior, ones)
     else:
         problem = _problem(model, wide, given, ones, start)
@@ -524,10 +524,11 @@ def _problem(
         return chosen.problem(model.data, prior, model.names)
     dense = chosen.posterior == "full" and (given.is_matrix or not wide)
     at = None if wide else model.center
-    normal = given.after(start, chosen.schedule, model.d, ones, dense, at)
+    before = None if start is None else start.problem.prior
+    normal = given.after(before, chosen.schedule, model.d, ones, dense, at)
     if not wide:
         return chosen.problem(model.data, normal, model.names)
-    normal = replace(normal.in_form(CenteredPrior), center=model.center)
+    normal = replace(CenteredPrior(*normal.parts), center=model.center)
     return in_best_form(chosen.problem(model.data, normal, model.names))
 
 
@@ -575,22 +576,23 @@ def sparse_form(
     if ones is not None:
         center = np.where(np.isin(np.arange(d - 1), dense), center_of(X, weights), 0.0)
     prior = given.sparse(d - (ones is not None), ones, center)
+    precision = as_csr(prior.precision)
     bound = checked_constraints(constraints, d, ones is not None)
     try:
-        design = SparseDesign.of(X, prior.precision, dense, bound)
+        design = SparseDesign.of(X, precision, dense, bound)
     except MemoryError:
         if asked == "cheaper":
             return None
         raise
     if asked == "cheaper" and design.nanoseconds > most:
         return None
-    if not is_proper(design, prior.precision):
+    if not is_proper(design, precision):
         raise ValueError(
             "prior_precision is not positive definite, to rounding; allowed: a symmetric positive "
             "definite matrix; what is left free, as the mean of an intrinsic effect, needs a "
             "wide prior of its own, or constraints beside one"
         )
-    return X, prior.in_form(SparsePrior, design=design)
+    return X, SparsePrior(*prior.parts, design=design)
 
 
 def checked_constraints(given: Constraints, d: int, intercept: bool) -> Array | None:
@@ -651,7 +653,7 @@ def kind_of(problem: Problem) -> type[Result]:
 
 def posterior_of(problem: Problem, fit: Fit[Any]) -> Result:
     """What a fit returns."""
-    kept = problem.without_rows() if isinstance(problem.data.X, Stream) else problem
+    kept = problem.without_data() if isinstance(problem.data.X, Stream) else problem
     if not isinstance(fit.state, Working):
         return kind_of(problem)(fit.state, kept, fit.converged, fit.history)
     return FullPosterior(plain(fit.state), kept, fit.converged, fit.history, None, fit.state)

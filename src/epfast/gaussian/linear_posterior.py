@@ -80,6 +80,7 @@ class LinearPosterior(GaussianPosterior):
         posterior would have been improper.
     """
 
+    problem: Problem
     quantity: ClassVar[tuple[str, str]] = ("coefficient", "term")
     #: of one that was made of rows less a center, or of other responses
     known: Known | None = None
@@ -365,8 +366,8 @@ class LinearPosterior(GaussianPosterior):
         matrix += np.diag(prior.precision) if prior.precision.ndim == 1 else prior.precision
         if not is_proper(matrix):
             return None
-        parts = {"precision": matrix, "shift": prior.shift + vector, "sites": sites}
-        state = prior.state._replace(**parts)
+        shift = prior.shift + vector
+        state = prior.state._replace(precision=matrix, shift=shift, sites=sites)
         return FullPosterior(state, self.problem, False, [])
 
     # -- prediction --
@@ -770,8 +771,9 @@ class FullPosterior(LinearPosterior):
         state = self._of_rest(problem, removal, rest)
         if state is None:
             raise ValueError("rows leave an improper posterior behind; allowed: other rows")
-        kept = rest if self.problem.has_rows else rest.without_rows()
-        return replace(self, state=state, problem=kept, converged=False, known=None)
+        if not self.problem.has_rows:
+            rest = rest.without_data()._replace(prior=rest.prior.without_rows())
+        return replace(self, state=state, problem=rest, converged=False, known=None)
 
     def _of_rest(
         self, problem: Problem, removal: NDArray[np.bool_], rest: Problem
@@ -811,7 +813,8 @@ def uncentered_posterior(post: P, center: Array, data: Data) -> P:
 def recentered_posterior(post: P) -> P:
     """The posterior of the rows less the center from which an uncentered one was made."""
     problem, mean = post.problem, post.mean.copy()
-    center: Array = problem.prior.center
+    center = problem.prior.center
+    assert center is not None
     row, root = np.append(center, 0.0), post._root.copy()
     mean[-1] += row @ mean
     root[-1] += row @ root

@@ -78,6 +78,7 @@ class LowRankGPPosterior(ProcessPosterior):
         processes of 2, 8 and 20 columns); no bound. None without a site per observation.
     """
 
+    problem: Problem
     factor: LowRankFactor
 
     kind: ClassVar[str] = "low_rank_process"

@@ -14,6 +14,7 @@ from epfast._arrays import Array, Indices
 from epfast.gaussian.diagnostics import broken
 from epfast.gaussian.forms.kernel import GPState
 from epfast.gaussian.forms.nearest import Nearest, NearestEngine
+from epfast.gaussian.prior import KernelPrior
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import ProcessPosterior
 from epfast.gaussian.shards import WarmStart
@@ -60,6 +61,7 @@ class NearestGPPosterior(ProcessPosterior):
         As in :class:`GPPosterior`.
     """
 
+    problem: Problem[KernelPrior]
     n_neighbors: int
     loo_gain: float
 
@@ -136,7 +138,7 @@ class NearestGPPosterior(ProcessPosterior):
 
 
 def fit_nearest(
-    problem: Problem,
+    problem: Problem[KernelPrior],
     some: NDArray[np.intp],
     wider: NearRows,
     start: ProcessPosterior | WarmStart | None = None,

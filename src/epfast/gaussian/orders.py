@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import families
-from epfast._arrays import Array, Piece, as_array, is_sparse
+from epfast._arrays import CSR, Array, Piece, as_array, is_sparse
 from epfast._core.chunks import ChunkedSweep
 from epfast._core.row_sweeps import BlockedSweep, SiteFits
 from epfast._core.rows import Rows
@@ -37,7 +37,7 @@ from epfast.gaussian.engine import (
     gaussian,
     with_moments,
 )
-from epfast.gaussian.problem import Problem, peak_sites
+from epfast.gaussian.problem import Problem, RowsOrProcess, peak_sites
 from epfast.gaussian.state import State, not_proper
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
@@ -83,7 +83,7 @@ def is_for_chunks(problem: Problem) -> bool:
     return enough and not (overshoots(problem) or problem.scheme.relaxes)
 
 
-def chunk_size(problem: Problem) -> int:
+def chunk_size(problem: RowsOrProcess) -> int:
     """Rows per chunk to begin with, if none are asked for."""
     n, d = problem.shape
     size = max(64, PER_DIMENSION * d, n // SHARE)
@@ -136,9 +136,9 @@ class Layout(NamedTuple):
 
     visits: Indices
     #: all rows. None: they are gathered piece by piece
-    rows: Any
+    rows: Rows | None
     #: the rows of X in ``rows``, in the order of the visits
-    at: Any
+    at: Indices | None
     is_sparse: bool
 
 
@@ -154,7 +154,7 @@ def layout_of(problem: Problem, visits: Indices) -> Layout:
     return Layout(visits, Rows(X), visits, False)
 
 
-def visits_in_chunks(problem: Problem, sweep: int, layout: Layout | None) -> Indices:
+def visits_in_chunks(problem: RowsOrProcess, sweep: int, layout: Layout | None) -> Indices:
     """The order of the rows: random, by the seed, unless the schedule has one of its own."""
     schedule, n = problem.schedule, problem.n_rows
     if schedule.order == "parallel" or not schedule.keeps_order:
@@ -162,7 +162,7 @@ def visits_in_chunks(problem: Problem, sweep: int, layout: Layout | None) -> Ind
     return schedule.fixed_visits(n) if layout is None else layout.visits
 
 
-def ordered(rows: Any) -> Any:
+def ordered(rows: CSR) -> CSR:
     """CSR rows, each entry once and in the order of its columns. May change its argument."""
     rows.sum_duplicates()
     return rows
@@ -311,12 +311,12 @@ class InChunks(Visits[RowState]):
         Return how many keep their sites, since no order takes them.
         """
         problem, visits, lost = self.problem, layout.visits[part], 0
-        if layout.rows is None:
+        if layout.rows is None or layout.at is None:
             gathered = problem.data.X[visits]
             rows = Rows(
-                ordered(gathered)
-                if layout.is_sparse
-                else np.ascontiguousarray(gathered, dtype=np.float64)
+                np.ascontiguousarray(gathered, dtype=np.float64)
+                if isinstance(gathered, np.ndarray)
+                else ordered(gathered)
             )
             at = np.arange(len(visits))
         else:
@@ -418,7 +418,7 @@ class AtOnce(Visits[S]):
 
     def __init__(
         self,
-        problem: Problem,
+        problem: RowsOrProcess,
         tilted: TiltedMoments,
         form: Form[S, E],
         damping: float,
@@ -502,6 +502,7 @@ def visits_of(
 class RowEngine(EPEngine[RowState, State | RowState]):
     """A site per row of X: two numbers and a log scale."""
 
+    problem: Problem
     form: Full[RowMemory]
     tilted: TiltedMoments
 

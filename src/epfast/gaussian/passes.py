@@ -51,6 +51,8 @@ class PassEngine(EPEngine[Working, State]):
     Ctrl-C leaves the posterior of the rows before the piece it hits.
     """
 
+    problem: Problem
+
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Full(problem))
         self.by_rows = problem.batch_size is None

@@ -17,7 +17,7 @@ from epfast._arrays import Array
 from epfast.gaussian.checking import Sampled, SiteProposal
 from epfast.gaussian.diagnostics import loo_of_rows, residual_of_rows, residual_of_sweep
 from epfast.gaussian.files import contents
-from epfast.gaussian.problem import Problem
+from epfast.gaussian.problem import RowsOrProcess
 from epfast.gaussian.state import RelaxationFactors
 from epfast.inference import Sites, SweepInfo, certificates, learning, report
 from epfast.inference.certificates import Check
@@ -48,7 +48,7 @@ def shifted(latent: Array, offset: ArrayLike | None, axes: int = 1) -> Array:
 class Posterior(Recorded):
     """What posteriors of rows and processes have in common: a Gaussian, or a mixture of them."""
 
-    problem: Problem
+    problem: RowsOrProcess
     #: the name of the class in files
     kind: ClassVar[str]
     #: of latent values: their rows, and of several latents these
@@ -318,7 +318,7 @@ class GaussianPosterior(Posterior):
     """
 
     state: Any
-    problem: Problem
+    problem: RowsOrProcess
     converged: bool
     history: list[SweepInfo]
 
@@ -367,7 +367,7 @@ class GaussianPosterior(Posterior):
         """Mean and variance of the latent values of the rows, (n,) or (n, C) each."""
         raise NotImplementedError
 
-    def _rows_with_sites(self) -> tuple[Problem, Sites, Array, Array]:
+    def _rows_with_sites(self) -> tuple[RowsOrProcess, Sites, Array, Array]:
         """The problem with its rows, their sites, and the marginals of their latent values."""
         if self.sites is None or not self.has_site_per_row:
             raise ValueError(

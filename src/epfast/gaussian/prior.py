@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, overload
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import linalg, sparse
 
 from epfast import _checks
-from epfast._arrays import Array, Indices, Piece
+from epfast._arrays import CSR, Array, Given, Indices, Matrix, Piece, SparseGiven
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.rows import diagonal_products, gram, products
-from epfast.gaussian.sparse import Moments, SparseDesign, moments
+from epfast.gaussian.sparse import Moments, SparseDesign, as_csr, moments
 from epfast.gaussian.state import (
     State,
     factor_of,
@@ -30,6 +31,7 @@ from epfast.gaussian.state import (
 from epfast.inference import Sites
 from epfast.inference.runtime import cached_property
 from epfast.losses import Prior
+from epfast.schedules import FilledSchedule, Schedule
 
 #: prior variance of an intercept: broad, a standard deviation of 10 in units of log odds, or of y.
 #: With 1, 25 and 400 in its place the intercepts of 13 data sets of labels move by up to 1.2, .06
@@ -43,8 +45,6 @@ SAME = 1e-14
 ROUNDING = 1e-10
 
 
-P = TypeVar("P", bound="WeightPrior")
-
 # ---- normal priors of weights ----
 
 
@@ -55,8 +55,8 @@ class WeightPrior:
     With a center c, a row, the prior of the intercept is that of b + c.w, see :func:`prior_of`.
     """
 
-    #: (d,) or (d, d), with the cross terms of a center
-    precision: Any
+    #: (d,) or (d, d), with the cross terms of a center. Of a :class:`SparsePrior` CSR
+    precision: Array
     #: (d,), precision times mean
     shift: Array
     #: -shift.mean / 2
@@ -66,10 +66,10 @@ class WeightPrior:
     #: (d - 1,). None: at 0
     center: Array | None = None
 
-    def in_form(self, kind: type[P], **parts: Any) -> P:
-        """The same prior as one of another class. parts: other fields."""
-        own = self.precision, self.shift, self.log_scale, self.intercept, self.center
-        return kind(*own, **parts)
+    @property
+    def parts(self) -> tuple[Array, Array, float, bool, Array | None]:
+        """The fields that every class has, first: for the same prior as one of another."""
+        return self.precision, self.shift, self.log_scale, self.intercept, self.center
 
     @classmethod
     def of_state(cls, state: State) -> Self:
@@ -116,7 +116,7 @@ class WeightPrior:
         """Weights (size, d)."""
         return self.mean + self.color(rng.standard_normal((size, len(self.shift))))
 
-    def with_precision(self, precision: Any, mean: Array | None = None) -> Self:
+    def with_precision(self, precision: Array, mean: Array | None = None) -> Self:
         """The same form with another precision, and a mean, 0 by default. They are not checked."""
         if precision.ndim == 1 and self.precision.ndim == 2:
             precision = np.diag(precision)
@@ -145,7 +145,7 @@ class WeightPrior:
 
 
 def prior_of(
-    precision: Any,
+    precision: Array,
     mean: Array,
     full: bool,
     center: Array | None = None,
@@ -162,7 +162,9 @@ def prior_of(
     return WeightPrior(*natural(precision, mean, center), intercept, center)
 
 
-def natural(precision: Any, mean: Array, center: Array | None = None) -> tuple[Any, Array, float]:
+def natural(
+    precision: Array, mean: Array, center: Array | None = None
+) -> tuple[Array, Array, float]:
     """Precision, shift and log scale of a normal prior, with cross terms of a center."""
     shift, scale = np.zeros(len(mean)), 0.0
     with np.errstate(over="ignore", invalid="ignore"):
@@ -180,7 +182,7 @@ def natural(precision: Any, mean: Array, center: Array | None = None) -> tuple[A
     return precision, shift, scale
 
 
-def cross_terms(precision: Any, center: Array) -> Any:
+def cross_terms(precision: Matrix, center: Array) -> Array | sparse.coo_array:
     """What a center adds to a precision, dense or CSR, see :func:`prior_of`."""
     row, own = np.append(center, 1.0), float(precision[-1, -1])
     if hasattr(precision, "indptr"):
@@ -207,7 +209,7 @@ class CenteredPrior(WeightPrior):
     #: kept for multiples of them
     known: tuple[Array, Array | None] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Array | float | tuple[Array, None] | None]:
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return own | {"known": None if self.known is None else (self.known[0], None)}
 
@@ -224,7 +226,7 @@ class CenteredPrior(WeightPrior):
         half = away * self.precision if self.precision.ndim == 1 else away @ self.precision
         return np.asarray(-0.5 * np.einsum("ki,ki->k", half, away))
 
-    def with_precision(self, precision: Any, mean: Array | None = None) -> Self:
+    def with_precision(self, precision: Array, mean: Array | None = None) -> Self:
         mean = np.zeros(len(self.shift)) if mean is None else mean
         precision, shift, scale = natural(precision, mean)
         return replace(self, precision=precision, shift=shift, log_scale=scale)
@@ -232,7 +234,7 @@ class CenteredPrior(WeightPrior):
     def of_other_rows(self) -> Self:
         return replace(self, known=None)
 
-    def remembering(self, X: Any, variance: Array) -> Self:
+    def remembering(self, X: Matrix, variance: Array) -> Self:
         """The same, with X V X' at hand for multiples of these prior variances. O(n^2 d)."""
         with np.errstate(over="ignore", invalid="ignore"):
             return replace(self, known=(variance, self._gram(X, variance)))
@@ -270,19 +272,24 @@ class CenteredPrior(WeightPrior):
             variance[-1] += self._row @ (self.scales * self._row)
         return variance
 
-    def of_rows(self, rows: Any) -> Any:
+    @overload
+    def of_rows(self, rows: Array) -> Array: ...
+
+    @overload
+    def of_rows(self, rows: Matrix) -> Matrix: ...
+
+    def of_rows(self, rows: Matrix) -> Matrix:
         """rows S, of rows dense or CSR."""
         if self.covariance is not None:
             return np.asarray(rows @ self.covariance)
         if self._row is None:
             return _scaled(rows, self.scales)
-        ones = rows[..., -1:]
-        ones = ones.toarray() if hasattr(ones, "indptr") else ones
+        ones = rows[..., -1:] if isinstance(rows, np.ndarray) else rows[:, -1:].toarray()
         product = np.asarray(rows - ones * self._row) * self.scales
         product[..., -1] -= product @ self._row
         return product
 
-    def of_columns(self, columns: Any, part: Piece) -> Any:
+    def of_columns(self, columns: Matrix, part: Piece) -> Matrix:
         """Some rows of S columns, for columns = X', (d, n), of rows that end in 1."""
         if self.covariance is not None:
             return np.asarray(self.covariance[part] @ columns)
@@ -290,7 +297,7 @@ class CenteredPrior(WeightPrior):
         if self._row is None:
             return product
         along = self.scales * self._row
-        product = product.toarray() if hasattr(product, "indptr") else product
+        product = product if isinstance(product, np.ndarray) else product.toarray()
         product -= along[part, None]
         if part.indices(len(along))[1] == len(along):
             product[-1] += self._row @ along - np.asarray(along @ columns)
@@ -313,18 +320,18 @@ class CenteredPrior(WeightPrior):
 
     # -- the prior that rows give h = X theta: N(X m, X S X') --
 
-    def mean_of_rows(self, X: Any) -> Array | None:
+    def mean_of_rows(self, X: Matrix) -> Array | None:
         """(n,), X m. None: 0."""
         return np.asarray(X @ self.mean, dtype=np.float64) if self.shift.any() else None
 
-    def variance_of_rows(self, X: Any) -> Array:
+    def variance_of_rows(self, X: Matrix) -> Array:
         """(n,), the diagonal of X S X'."""
         return diagonal_products(self.of_rows(X), X)
 
-    def _features(self, X: Any) -> Any:
+    def _features(self, X: Matrix) -> Matrix:
         return X[:, :-1] if self.intercept else X
 
-    def _gram(self, X: Any, variance: Array | None) -> Array:
+    def _gram(self, X: Matrix, variance: Array | None) -> Array:
         """X S X' without the intercept. Dense rows are about the center.
 
         Products about 0 of rows far from it lose the digits of their differences.
@@ -332,7 +339,7 @@ class CenteredPrior(WeightPrior):
         rows = self._features(X)
         return gram(rows, variance, None if hasattr(rows, "indptr") else self.center)
 
-    def kernel(self, X: Any) -> KernelMatrix:
+    def kernel(self, X: Matrix) -> KernelMatrix:
         """X S X'. O(n^2 d), of multiples of known variances O(n^2)."""
         with np.errstate(over="ignore", invalid="ignore"):
             array = self._kernel(X)
@@ -340,7 +347,7 @@ class CenteredPrior(WeightPrior):
             raise not_proper()
         return KernelMatrix(array)
 
-    def _kernel(self, X: Any) -> Array:
+    def _kernel(self, X: Matrix) -> Array:
         if self.precision.ndim == 2:
             array = products(self.of_rows(X), X)
             return np.ascontiguousarray(0.5 * (array + array.T))
@@ -360,8 +367,8 @@ class CenteredPrior(WeightPrior):
         return np.asarray(array)
 
 
-def _scaled(rows: Any, by: Array) -> Any:
-    return rows.multiply(by).tocsr() if hasattr(rows, "indptr") else np.asarray(rows * by)
+def _scaled(rows: Matrix, by: Array) -> Matrix:
+    return np.asarray(rows * by) if isinstance(rows, np.ndarray) else rows.multiply(by).tocsr()
 
 
 @dataclass(frozen=True, eq=False)
@@ -375,7 +382,7 @@ class SparsePrior(WeightPrior):
     def _moments(self) -> Moments:
         """Under the constraints."""
         design = self.design
-        parts = design.of_prior.split(self.precision)
+        parts = design.of_prior.split(as_csr(self.precision))
         now = moments(design.of_prior, parts, self.shift, design.constraints)
         if now is None:
             raise not_proper()
@@ -391,7 +398,7 @@ class SparsePrior(WeightPrior):
             return 0.5 * self._moments.log_determinant
         return -float(self._moments.log_mass + self.log_scale)
 
-    def with_rows(self, X: Any) -> Self:
+    def with_rows(self, X: CSR) -> Self:
         """The same with the rows of the fit, or some of them."""
         return replace(self, design=self.design.with_rows(X))
 
@@ -456,10 +463,10 @@ class KernelPrior:
 class PriorArguments(NamedTuple):
     """What a user gives of a normal prior. Each may be None, and one of three may be given."""
 
-    variance: Any = None
-    precision: Any = None
-    covariance: Any = None
-    mean: Any = None
+    variance: Given = None
+    precision: Given | SparseGiven = None
+    covariance: Given | SparseGiven = None
+    mean: Given = None
     #: begins the names of the arguments
     prefix: str = "prior_"
 
@@ -507,7 +514,7 @@ class PriorArguments(NamedTuple):
         name = f"{self.prefix}precision"
         if self.precision is not None and self.variance is not None:
             raise ValueError(f"{name} is given beside {self.prefix}variance; allowed: one of them")
-        if hasattr(self.precision, "tocsr"):
+        if _checks.is_sparse_given(self.precision):
             matrix = _checks.sparse_symmetric(name, self.precision, d)
             _moderate(f"{name}'s diagonal", matrix.diagonal(), d)
         elif self.precision is not None:
@@ -527,24 +534,23 @@ class PriorArguments(NamedTuple):
 
     def after(
         self,
-        start: Any,
-        schedule: Any,
+        start: WeightPrior | None,
+        schedule: Schedule | FilledSchedule,
         d: int,
         intercept: float | None,
         full: bool,
         center: Array | None = None,
     ) -> WeightPrior:
-        """The prior of a fit. ADF with a start keeps the prior of the start.
+        """The prior of a fit. ADF with a start keeps the prior of that, ``start``.
 
         d: the number of weights, with that of the intercept, which has its prior at ``center``.
         """
         if start is None or schedule.stores != "none":
             return self.prior(d if intercept is None else d - 1, full, intercept, center)
         self.refuse("a start", " with ADF: None, the prior is that of the start")
-        prior: WeightPrior = start.problem.prior
-        if prior.shift.size != d:
-            raise ValueError(f"start has {prior.shift.size} dimensions; allowed: {d}")
-        return prior
+        if start.shift.size != d:
+            raise ValueError(f"start has {start.shift.size} dimensions; allowed: {d}")
+        return start
 
 
 def _precision(given: PriorArguments, d: int, full: bool) -> Array:
@@ -556,7 +562,7 @@ def _precision(given: PriorArguments, d: int, full: bool) -> Array:
         if more:
             raise ValueError(f"{more[0]} is given beside {name}; allowed: one of them")
         value = covariance if precision is None else precision
-        if hasattr(value, "tocsr"):
+        if _checks.is_sparse_given(value):
             in_memory(name, d, "posterior='sparse' makes none of prior_precision")
             value = _checks.sparse_symmetric(name, value, d).toarray()
         matrix = _checks.definite(name, value, d)
@@ -579,11 +585,11 @@ def _precision(given: PriorArguments, d: int, full: bool) -> Array:
             f"prior_variance is {variance!r}; allowed: a number or an array of shape ({d},); "
             "LinearClassifier(prior_variance='evidence') finds one"
         )
-    variance = checked_variances(variance, d, f"{prefix}variance")
-    return np.full(d, 1.0 / variance) if np.ndim(variance) == 0 else 1.0 / variance
+    variances = checked_variances(variance, d, f"{prefix}variance")
+    return 1.0 / variances if isinstance(variances, np.ndarray) else np.full(d, 1.0 / variances)
 
 
-def checked_variances(variance: Any, d: int, name: str = "prior_variance") -> Any:
+def checked_variances(variance: ArrayLike, d: int, name: str = "prior_variance") -> float | Array:
     """Prior variances, checked: a number, or (d,). Their inverses are normal numbers."""
     if not isinstance(variance, np.ndarray) and isinstance(variance, numbers.Number):
         return _checks.number(name, variance, least=1e-300, most=1e300)
@@ -595,14 +601,14 @@ def checked_variances(variance: Any, d: int, name: str = "prior_variance") -> An
     return _moderate(name, spread, d).copy()
 
 
-def _moderate(name: str, value: Any, d: int) -> Array:
+def _moderate(name: str, value: Given, d: int) -> Array:
     result = _checks.array(name, value, shape=(d,), positive=True)
     if not ((result >= 1e-300) & (result <= 1e300)).all():
         raise ValueError(f"{name} holds {result.min():g}; allowed: from 1e-300 to 1e300")
     return result
 
 
-def intercept_variance(given: Any) -> float | None:
+def intercept_variance(given: _checks.NumberGiven) -> float | None:
     """Prior variance of the intercept. None: there is none."""
     if isinstance(given, bool | np.bool_):
         return INTERCEPT_VARIANCE if given else None
@@ -622,7 +628,7 @@ def square(name: str, shape: tuple[int, ...]) -> None:
 
 
 def checked_kernel(
-    K: Any, overwrite: bool, jitter: float, pool: ThreadPool | None = None
+    K: ArrayLike, overwrite: bool, jitter: float, pool: ThreadPool | None = None
 ) -> KernelMatrix:
     """Check K, and hold it in a copy or in its own memory. O(n^3 / 3), by the pool."""
     kernel = kernel_in_memory(K, overwrite, jitter)
@@ -631,7 +637,7 @@ def checked_kernel(
     return kernel
 
 
-def kernel_in_memory(K: Any, overwrite: bool, jitter: float) -> KernelMatrix:
+def kernel_in_memory(K: ArrayLike, overwrite: bool, jitter: float) -> KernelMatrix:
     """As :func:`checked_kernel`, but for :func:`check_positive`. O(n^2)."""
     if overwrite:
         if not (

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from epfast import _checks
-from epfast._arrays import Array, Piece, Slice, as_array, pieces, row_chunks, symmetric_from_upper
+from epfast._arrays import (
+    Array,
+    Given,
+    Matrix,
+    Piece,
+    RowsGiven,
+    Slice,
+    Which,
+    as_array,
+    pieces,
+    row_chunks,
+    symmetric_from_upper,
+)
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
 from epfast._core.tilted import TiltedMoments
-from epfast.gaussian.prior import KernelPrior, WeightPrior, prior_of
+from epfast.gaussian.prior import CenteredPrior, KernelPrior, WeightPrior, prior_of
 from epfast.gaussian.rows import NO_ROWS, Data, copies_of, data_of, with_ones
 from epfast.gaussian.state import MOST_BYTES, State, in_memory
 from epfast.inference import Sites, evidence_bound
@@ -30,17 +42,28 @@ CHUNK = 1 << 17
 BLOCK = 64
 
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs, TypeVar
+
+    #: the prior of the weights, or that of a process
+    P = TypeVar("P", bound=WeightPrior | KernelPrior, covariant=True, default=WeightPrior)
+else:
+    from typing import TypeVar
+
+    P = TypeVar("P", covariant=True)
+
+
 class RowSlice(NamedTuple):
     """Some rows for the core, with what belongs to them."""
 
     #: their numbers: neighbours, or any
-    which: Piece | NDArray[np.intp]
+    which: Which
     rows: Rows
     y: Array
     weights: Array | None
 
 
-class Problem(NamedTuple):
+class Problem(NamedTuple, Generic[P]):
     """A fit of a linear model or of a process, checked: see :func:`epfast.fit_linear`, fit_gp."""
 
     #: of a process without X
@@ -53,7 +76,7 @@ class Problem(NamedTuple):
     #: the form of q: "full", "sparse" or "factorized", or "wide", a full one in matrices of order
     #: n. Of processes "process" or "nearest"
     posterior: str
-    prior: Any
+    prior: P
     #: what the sites multiply: the prior, or prior and sites that are fixed. A process has none
     base: State
     #: names of the columns of the user's X. None: it was no frame
@@ -94,17 +117,17 @@ class Problem(NamedTuple):
         """Whether rows are CSR. Those of a stream are as its first ones."""
         return getattr(self.data.X, "sparse", hasattr(self.data.X, "indptr"))
 
-    def rows(self, which: Any) -> Rows:
+    def rows(self, which: Which) -> Rows:
         """Select rows of X, for the core."""
         part = self.data.X[which]
         dense = not hasattr(part, "indptr")
         return Rows(np.ascontiguousarray(part, dtype=np.float64) if dense else part)
 
-    def responses(self, which: Any) -> Array:
+    def responses(self, which: Which) -> Array:
         """Select responses, for the core."""
         return np.ascontiguousarray(self.data.y[which])
 
-    def weights(self, which: Any) -> Array | None:
+    def weights(self, which: Which) -> Array | None:
         weights = self.data.weights
         return None if weights is None else np.ascontiguousarray(weights[which])
 
@@ -125,7 +148,7 @@ class Problem(NamedTuple):
         for piece in self.pieces(visits):
             # a slice takes neighbours without a copy
             neighbours = isinstance(piece, range) and piece.step == 1
-            which: Any = slice(piece[0], piece[-1] + 1) if neighbours else as_array(piece)
+            which: Which = slice(piece[0], piece[-1] + 1) if neighbours else as_array(piece)
             yield RowSlice(which, self.rows(which), self.responses(which), self.weights(which))
 
     def slices(self, unpacked: bool = False) -> list[Piece]:
@@ -190,7 +213,7 @@ class Problem(NamedTuple):
             return None
         return self.exact_sites()
 
-    def with_kernel(self, K: Array) -> Problem:
+    def with_kernel(self, K: Array) -> Problem[KernelPrior]:
         """The same fit with another kernel, whose array is overwritten.
 
         Only its shape is checked, on which the core relies.
@@ -198,13 +221,15 @@ class Problem(NamedTuple):
         n = self.n_rows
         if K.shape != (n, n):
             raise ValueError(f"K has shape {K.shape}; allowed: ({n}, {n})")
-        return self._replace(prior=KernelPrior(KernelMatrix(K)))
+        return Problem(*self[:6], KernelPrior(KernelMatrix(K)), *self[7:])
 
     def with_prior(self, prior: WeightPrior) -> Problem:
         """The same fit with another prior."""
-        return self._replace(prior=prior, base=prior.state)
+        return Problem(*self[:6], prior, prior.state, self.names)
 
-    def with_rows(self, X: Any, y: Any, weights: Any = None, offset: Any = None) -> Problem:
+    def with_rows(
+        self, X: RowsGiven, y: Given, weights: Given = None, offset: Given = None
+    ) -> Problem[P]:
         """The same fit on these rows, by default with the weights of the fit."""
         given = self.data.weights if weights is None else weights
         data = data_of(self.given(X), y, given, self.loss, offset)
@@ -218,27 +243,33 @@ class Problem(NamedTuple):
         """
         # files have no loss of functions, which have one latent value
         latents = 1 if self.loss is None else self.loss.latents
+        assert isinstance(self.prior, WeightPrior)
         return float(latents * self.prior.log_norm)
 
     @property
     def n_columns(self) -> int:
         """Columns of the user's X: without the ones of an intercept."""
+        assert isinstance(self.prior, WeightPrior)
         return int(len(self.prior.shift) - self.prior.intercept)
 
-    def given(self, X: Any) -> Any:
+    def given(self, X: RowsGiven) -> Matrix:
         """The user's X, checked, with the ones of the intercept."""
         rows = _checks.rows("X", X, self.n_columns)
+        assert isinstance(self.prior, WeightPrior)
         return with_ones(rows) if self.prior.intercept else rows
 
-    def without_rows(self) -> Problem:
+    def without_data(self) -> Problem[P]:
+        """The problem without X and y."""
+        data = NO_ROWS._replace(weights=self.data.weights, groups=self.data.groups)
+        return self._replace(data=data)
+
+    def without_rows(self) -> Problem[WeightPrior | KernelPrior]:
         """The problem without X and y, or kernel, as it is pickled. The n x n form keeps them."""
         if self.posterior == "wide":
             return self
-        prior = self.prior.without_rows()
-        if isinstance(prior, KernelPrior):
-            return self._replace(prior=prior)
-        data = NO_ROWS._replace(weights=self.data.weights, groups=self.data.groups)
-        return self._replace(data=data, prior=prior)
+        of_kernel = isinstance(self.prior, KernelPrior)
+        kept: Problem[WeightPrior | KernelPrior] = self if of_kernel else self.without_data()
+        return kept._replace(prior=self.prior.without_rows())
 
     def check_weights(self) -> None:
         """Refuse weights that ask for powers of t if the loss gives none."""
@@ -253,6 +284,7 @@ class Problem(NamedTuple):
 
         Σ beta l less the log of the prior's density, over that at the mean of the normal prior.
         """
+        assert isinstance(self.prior, WeightPrior)
         with np.errstate(over="ignore", invalid="ignore"):
             total = -self.prior.log_density(theta.reshape(-1, self.shape[1]))
             total = total.reshape(len(theta), self.loss.latents).sum(axis=1)
@@ -290,6 +322,15 @@ class Problem(NamedTuple):
         return np.moveaxis(latent.reshape(len(latent), len(theta), self.loss.latents), 0, 1)
 
 
+#: a fit of a linear model, or of a process
+RowsOrProcess = Problem[WeightPrior] | Problem[KernelPrior]
+
+
+def is_process(problem: RowsOrProcess) -> TypeIs[Problem[KernelPrior]]:
+    """Whether a fit is that of a process, by a kernel."""
+    return isinstance(problem.prior, KernelPrior)
+
+
 def sum_of_sites(problem: Problem, sites: Sites) -> tuple[Array, Array]:
     """Precision and shift of the product of all scalar sites. O(n d^2)."""
     d = problem.shape[1]
@@ -299,7 +340,7 @@ def sum_of_sites(problem: Problem, sites: Sites) -> tuple[Array, Array]:
     return symmetric_from_upper(precision), shift
 
 
-def peak_sites(problem: Any) -> Sites | None:
+def peak_sites(problem: RowsOrProcess) -> Sites | None:
     """The Gaussians that factors of rows are about their own peaks. Flat without a peak.
 
     They are a weighted least squares fit (of counts, of log y). None where not all factors are
@@ -327,20 +368,21 @@ def peak_sites(problem: Any) -> Sites | None:
 FAR = 1e7
 
 
-def in_best_form(problem: Problem) -> Problem:
+def in_best_form(problem: Problem[CenteredPrior]) -> Problem:
     """The same problem, in the d x d form where the prior mean of a row costs too many digits."""
     prior, X = problem.prior, problem.data.X
     if not prior.shift.any():
         return problem
     with np.errstate(over="ignore", invalid="ignore"):
-        far = not (np.abs(prior.mean_of_rows(X)) * prior.variance_of_rows(X) <= FAR).all()
+        mean = prior.mean_of_rows(X)
+        far = mean is not None and not (np.abs(mean) * prior.variance_of_rows(X) <= FAR).all()
     return in_d_by_d(problem) if far and 8 * X.shape[1] ** 2 <= MOST_BYTES else problem
 
 
 def in_d_by_d(problem: Problem) -> Problem:
     """The same problem in the d x d form. O(d^2) numbers."""
     prior = problem.prior
-    normal = prior.in_form(WeightPrior)
+    normal = WeightPrior(*prior.parts)
     if prior.precision.ndim == 1:
         in_memory("a matrix of the weights", len(prior.shift), "the n x n form makes none")
     if prior.precision.ndim == 1 or prior.center is not None:

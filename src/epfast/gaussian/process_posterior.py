@@ -18,7 +18,8 @@ from epfast.gaussian.forms.kernel import GPState, Kernel, ValueMoments, log_evid
 from epfast.gaussian.forms.stack import evidence_of, one_of
 from epfast.gaussian.linear_posterior import FullPosterior, finite
 from epfast.gaussian.posterior import Fields, GaussianPosterior, SeveralLatents, shifted
-from epfast.gaussian.prior import kernel_in_memory, prior_of
+from epfast.gaussian.prior import KernelPrior, kernel_in_memory, prior_of
+from epfast.gaussian.problem import Problem
 from epfast.gaussian.state import not_proper
 from epfast.inference import Sites, learning
 from epfast.inference.runtime import cached_property
@@ -431,6 +432,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         One record per sweep of this fit.
     """
 
+    problem: Problem[KernelPrior]
     kind: ClassVar[str] = "process"
 
     def __getstate__(self) -> Fields:
@@ -622,6 +624,7 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         ``precision`` and ``shift`` (n, C), ``log_scale`` (n,).
     """
 
+    problem: Problem[KernelPrior]
     kind: ClassVar[str] = "latent_processes"
     quantity: ClassVar[tuple[str, str]] = ("latent", "value")
 

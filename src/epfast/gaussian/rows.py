@@ -15,7 +15,7 @@ from epfast import _checks
 from epfast._arrays import CSR, Array, Given, Matrix, Piece, Which, is_sparse, pieces, row_chunks
 from epfast._core.sparse_factors import appended
 from epfast.losses import Loss
-from epfast.schedules import Schedule
+from epfast.schedules import FilledSchedule
 
 #: numbers that are multiplied at a time, so that Ctrl-C acts within about a second, and that
 #: temporary arrays hold
@@ -376,7 +376,7 @@ def _pair(chunk: ArrayLike | Chunk) -> Chunk:
 
 
 def checked_stream(
-    X: ArrayLike | Iterable[Chunk], ones: bool, schedule: Schedule, **given: ArrayLike | None
+    X: ArrayLike | Iterable[Chunk], ones: bool, schedule: FilledSchedule, **given: ArrayLike | None
 ) -> Stream:
     """Chunks of rows, of which the first is read. ``given``: arguments that need all rows."""
     for name, value in given.items():

@@ -38,7 +38,7 @@ class WarmStart(NamedTuple):
 
     sites: Sites | None
     #: of a linear model; of a process, None
-    shift: Any = None
+    shift: Array | None = None
     #: None: it is to be summed up
     state: State | None = None
     n_sweeps: int = 0
@@ -259,6 +259,8 @@ class LaplaceEngine(EPEngine[Working, State]):
     With an executor all factors from one posterior, in as many tasks as there are workers.
     """
 
+    problem: Problem
+
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Full(problem))
         self.n_sites, self.tasks = problem.n_sites, Tasks[Update]()
@@ -427,7 +429,7 @@ class Tied(Full[Ending]):
         total = base.log_scale + float(self.sizes @ sites.log_scale)
         return gaussian(State(precision, shift, sites, total, sweeps))
 
-    def batches(self, schedule: Any, sweep: int) -> Batches:
+    def batches(self, schedule: FilledSchedule, sweep: int) -> Batches:
         """The batches of a schedule, which may be the user's own: the core indexes with them."""
         n, count = self.problem.shape[0], len(self.sizes)
         rows, group, last = map(np.asarray, schedule.batches(n, sweep))
@@ -448,7 +450,7 @@ class Tied(Full[Ending]):
         return int(self.batches(self.problem.schedule, 0).last.sum())
 
     def groups(
-        self, schedule: Any, sweep: int
+        self, schedule: FilledSchedule, sweep: int
     ) -> Sequence[tuple[Problem, NDArray[np.uint8] | int | None]]:
         """The groups as :func:`local_shared` takes them, and where their batches end."""
         batches, power = self.batches(schedule, sweep), EP(power=schedule.power).filled()
@@ -468,6 +470,7 @@ class SharedEngine(EPEngine[GroupState, State]):
     another fixed point, which depends on the order of the rows, or none.
     """
 
+    problem: Problem
     accelerates = True
     tilted: TiltedMoments
     form: Tied
@@ -660,6 +663,7 @@ class ShardEngine(EPEngine[ShardState, State]):
     All shards from one posterior, or one after the other. Each answer is waited for.
     """
 
+    problem: Problem
     form: Shards
 
     def __init__(self, problem: Problem, form: Shards | None = None) -> None:

@@ -93,7 +93,7 @@ def with_prior(
     sites = Sites(precision, np.zeros(d), 0.5 * np.log(precision / (2.0 * math.pi)))
     whole = precision if problem.posterior == "wide" else np.diag(precision)
     normal = WeightPrior(whole, np.zeros(d), intercept=intercept is not None)
-    own = normal.in_form(PerWeightPrior, prior=prior, start=sites, visits=visits)
+    own = PerWeightPrior(*normal.parts, prior=prior, start=sites, visits=visits)
     return problem.with_prior(own)
 
 
@@ -131,8 +131,9 @@ class Models(Proposal):
         share, problem, rows = post.inclusion_probability, post.problem, post.state.sites
         self.judged = np.flatnonzero(share >= min(SELDOM, share.max()))
         self.unit = post.mean[self.judged], np.sqrt(post.variance[self.judged])
-        self.problem, self.prior_sites, self.rows = problem, problem.prior, rows
-        self.prior: SpikeAndSlab = self.prior_sites.prior
+        self.problem, self.prior_sites, self.rows = problem, post.prior_per_weight, rows
+        assert isinstance(self.prior_sites.prior, SpikeAndSlab)
+        self.prior = self.prior_sites.prior
         self.share = np.clip(share, LEAST_INCLUSION, 1.0 - LEAST_INCLUSION)
         self.visited = np.zeros(len(share), dtype=bool)
         self.visited[self.prior_sites.visits] = True
@@ -238,8 +239,8 @@ class ShrunkPosterior(FullPosterior):
     @property
     def prior_per_weight(self) -> PerWeightPrior:
         """The prior, the sites that it begins with, and which weights have some."""
-        prior: PerWeightPrior = self.problem.prior
-        return prior
+        assert isinstance(self.problem.prior, PerWeightPrior)
+        return self.problem.prior
 
     @property
     def prior(self) -> Prior:

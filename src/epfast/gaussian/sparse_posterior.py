@@ -17,6 +17,7 @@ from epfast.gaussian.forms.kernel import GPState
 from epfast.gaussian.forms.sparse import Sparse, SparseState
 from epfast.gaussian.linear_posterior import FullPosterior, finite
 from epfast.gaussian.online import Warn
+from epfast.gaussian.prior import SparsePrior
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.rows import Data
 from epfast.gaussian.sparse import Moments, SparseDesign, as_csr, latent
@@ -48,8 +49,8 @@ class SparsePosterior(FullPosterior):
 
     @property
     def _design(self) -> SparseDesign:
-        design: SparseDesign = self.problem.prior.design
-        return design
+        assert isinstance(self.problem.prior, SparsePrior)
+        return self.problem.prior.design
 
     # -- natural parameters and moments --
 
@@ -127,7 +128,8 @@ class SparsePosterior(FullPosterior):
 
     @cached_property
     def _at_rows(self) -> tuple[Array, Array]:
-        rows = self._with_rows().problem.prior.design.rows
+        rows = self._with_rows()._design.rows
+        assert rows is not None
         moments: tuple[Array, Array] = rows.marginals(self._entries, slice(None))
         return moments
 
@@ -189,6 +191,7 @@ class SparsePosterior(FullPosterior):
 
 def on_pattern(problem: Problem) -> Problem:
     """The problem of other rows than those of its design."""
+    assert isinstance(problem.prior, SparsePrior)
     X = as_csr(problem.data.X)
     data = problem.data._replace(X=X)
     return problem._replace(data=data, prior=problem.prior.with_rows(X))

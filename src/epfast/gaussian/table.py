@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import starmap
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from epfast import _checks, losses, schemes
-from epfast._arrays import Array, Indices
+from epfast._arrays import Array, Indices, Matrix
 from epfast.gaussian import notes
 from epfast.gaussian.double_loop import DescentEngine
 from epfast.gaussian.engine import flat
@@ -30,16 +30,18 @@ from epfast.gaussian.forms.stack import LatentEngine
 from epfast.gaussian.forms.weights import WeightEngine
 from epfast.gaussian.orders import RowEngine
 from epfast.gaussian.passes import PassEngine
-from epfast.gaussian.prior import CenteredPrior, KernelPrior, PerWeightPrior
-from epfast.gaussian.problem import Problem
-from epfast.gaussian.rows import Data
+from epfast.gaussian.prior import CenteredPrior, KernelPrior, PerWeightPrior, WeightPrior
+from epfast.gaussian.problem import Problem, RowsOrProcess
+from epfast.gaussian.rows import Data, Stream
 from epfast.gaussian.shards import LaplaceEngine, ShardEngine, SharedEngine
 from epfast.inference import Engine
 from epfast.losses import Loss
 from epfast.losses.names import LossGiven
-from epfast.schedules import DEP, EP, Schedule
+from epfast.schedules import DEP, EP, FilledSchedule, Schedule
 from epfast.schedules.base import AS_COMPLETED
 from epfast.schemes import Scheme
+
+Q = TypeVar("Q", bound=WeightPrior | KernelPrior)
 
 #: arguments that only some combinations take, by their names. None: not given
 Options = Mapping[str, Any]
@@ -71,13 +73,11 @@ class Choices(NamedTuple):
 
     loss: losses.Loss
     scheme: Scheme
-    schedule: Any
+    schedule: FilledSchedule
     posterior: str
     batch_size: int | None
 
-    def problem(
-        self, data: Data, prior: Any = NO_KERNEL, names: tuple[str, ...] | None = None
-    ) -> Problem:
+    def problem(self, data: Data, prior: Q, names: tuple[str, ...] | None = None) -> Problem[Q]:
         """The problem of these rows with this prior, in the n x n form if that is for it."""
         schedule = self.schedule
         if schedule.stores == "none":
@@ -224,7 +224,7 @@ OF_PROCESSES, OF_ROWS = (
 )
 
 
-def engine_of(problem: Problem, **settings: bool) -> Engine[Any, Any, Any]:
+def engine_of(problem: RowsOrProcess, **settings: bool) -> Engine[Any, Any, Any]:
     """The engine of a legal problem."""
     factor = "row" if problem.batch_size is None else "minibatch"
     factor = "latents" if problem.loss.latents != 1 else factor
@@ -235,7 +235,7 @@ def engine_of(problem: Problem, **settings: bool) -> Engine[Any, Any, Any]:
     return engine
 
 
-def at_start(problem: Problem) -> Any:
+def at_start(problem: RowsOrProcess) -> Any:
     """The state before the first sweep without a start: the prior and flat sites."""
     if isinstance(problem.prior, CenteredPrior):
         return GPState(flat(problem.shape[0]), 0, None)
@@ -489,7 +489,7 @@ def _check_tasks(schedule: Schedule, scheme: Scheme) -> None:
         )
 
 
-def is_for_wide(choices: Choices, X: Any) -> bool:
+def is_for_wide(choices: Choices, X: Matrix | Stream) -> bool:
     """Whether a fit by these choices takes the n x n form.
 
     Scalar sites of EP with a full covariance, fewer rows than columns; not in chunks, nor relaxed.

@@ -71,8 +71,8 @@ class WidePosterior(KernelPosterior, FullPosterior):
 
     @property
     def _prior(self) -> CenteredPrior:
-        prior: CenteredPrior = self.problem.prior
-        return prior
+        assert isinstance(self.problem.prior, CenteredPrior)
+        return self.problem.prior
 
     @property
     def _columns(self) -> Matrix:

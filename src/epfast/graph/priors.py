@@ -13,7 +13,7 @@ from epfast import _checks
 from epfast._arrays import Array, Given, SparseGiven
 from epfast.families import ZERO, Beta, Family, Gamma
 from epfast.gaussian.prior import PriorArguments, SparsePrior, checked_variances
-from epfast.gaussian.sparse import Pattern, SparseDesign, is_proper
+from epfast.gaussian.sparse import Pattern, SparseDesign, as_csr, is_proper
 from epfast.graph.blocks import BlockPrior
 from epfast.graph.sparse_blocks import SparseBlockPrior, flat_norm, independent
 from epfast.graph.variables import spread, together
@@ -163,17 +163,16 @@ def _sparse(
         whole = sparse.csr_array((matrix.data, (at[matrix.row], at[matrix.col])), shape=(d, d))
         return SparseBlockPrior(number, whole, center, rest.norm + flat_norm(d - len(at)))
     normal = PriorArguments(variance, matrix, None, center, "").sparse(d, None, None)
-    pattern = Pattern.of(normal.precision, np.empty(0, dtype=np.intp))
+    own = as_csr(normal.precision)
+    pattern = Pattern.of(own, np.empty(0, dtype=np.intp))
     design = SparseDesign(pattern, pattern)
-    if not is_proper(design, normal.precision):
+    if not is_proper(design, own):
         raise ValueError(
             "precision is not positive definite, or singular to rounding; allowed: a symmetric "
             "positive definite matrix (the steps of a long chain may be given one by one, by "
             "epfast.graph.Transition)"
         )
-    return SparseBlockPrior(
-        number, normal.precision, center, normal.in_form(SparsePrior, design=design).log_norm
-    )
+    return SparseBlockPrior(number, own, center, SparsePrior(*normal.parts, design=design).log_norm)
 
 
 def _of_variances(

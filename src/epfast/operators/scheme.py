@@ -22,7 +22,7 @@ from epfast.losses import CustomLoss, CustomSite, Loss
 from epfast.operators.just_in_time import AUDIT, ORACLE_ALONE, PAPER, Operator
 from epfast.operators.oracles import Oracle, SiteOracle, responses_of
 from epfast.operators.sampled import SampledFactor
-from epfast.schedules import Schedule
+from epfast.schedules import FilledSchedule
 from epfast.schemes import Exact, ImportanceSampling, RowScheme, Scheme
 
 Triple = tuple[float, float, float]
@@ -124,7 +124,7 @@ class Learned(RowScheme):
             return f"scheme is Learned and {loss!r} has several latents; allowed: 'exact'"
         return None
 
-    def bound(self, loss: Loss, covariance: str, schedule: Schedule, n: int | None) -> Self:
+    def bound(self, loss: Loss, covariance: str, schedule: FilledSchedule, n: int | None) -> Self:
         """A copy for one fit of sites of the loss, whose operator learns by itself."""
         power = 1.0 if schedule.power is None else schedule.power
         if self.polish and schedule.stores == "none":

@@ -23,7 +23,7 @@ from epfast._core.sparse_factors import SPARSE, SparseSweep
 from epfast._core.tilted import TiltedMoments
 from epfast.losses import Loss
 from epfast.losses.base import Json
-from epfast.schedules import Schedule
+from epfast.schedules import FilledSchedule
 
 
 class CoreArguments(TypedDict, total=False):
@@ -101,7 +101,7 @@ class Scheme:
             )
         return None
 
-    def bound(self, loss: Loss, covariance: str, schedule: Schedule, n: int | None) -> Scheme:
+    def bound(self, loss: Loss, covariance: str, schedule: FilledSchedule, n: int | None) -> Scheme:
         """The scheme for one fit: itself, or a copy of one that learns.
 
         Parameters

@@ -11,7 +11,7 @@ from epfast import EP, ConvergenceWarning, CustomSite, DoubleLoop, NoisyStep, fi
 from epfast.gaussian import double_loop
 from epfast.gaussian.double_loop import DescentEngine
 from epfast.gaussian.rows import Data
-from epfast.gaussian.table import Choices
+from epfast.gaussian.table import NO_KERNEL, Choices
 from epfast.inference import Sites
 from epfast.inference.runtime import no_tick
 from epfast.schemes import Exact
@@ -31,7 +31,7 @@ class Start:
 def descent(K, y, loss, power=1.0):
     schedule = DoubleLoop(start=EP(power=power)).filled(power=1.0, damping=1.0)
     chosen = Choices(loss, Exact(), schedule, "process", None)
-    problem = chosen.problem(Data(None, loss.responses("y", y, len(y))))
+    problem = chosen.problem(Data(None, loss.responses("y", y, len(y))), NO_KERNEL)
     return DescentEngine(problem.with_kernel(K.copy()))
 
 

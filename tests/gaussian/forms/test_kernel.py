@@ -12,7 +12,7 @@ import epfast
 from epfast import EP, ConvergenceWarning, NoisyStep, fit_gp, losses, schemes
 from epfast.gaussian.forms.kernel import ProcessEngine
 from epfast.gaussian.rows import Data
-from epfast.gaussian.table import Choices, legal
+from epfast.gaussian.table import NO_KERNEL, Choices, legal
 from epfast.inference.runtime import no_tick
 from epfast.schemes import Exact
 from tests.oracles.data import process, rbf
@@ -213,7 +213,7 @@ def test_a_sweep_depends_on_its_state_alone(schedule):
     _, K, y = process(50)
     loss = NoisyStep(0.1)
     chosen = Choices(loss, Exact(), schedule.filled(power=1.0, damping=1.0), "process", None)
-    problem = chosen.problem(Data(None, loss.responses("y", y, 50)))
+    problem = chosen.problem(Data(None, loss.responses("y", y, 50)), NO_KERNEL)
     engine, other = (ProcessEngine(problem.with_kernel(K.copy())) for _ in range(2))
     states = [engine.init(None)]
     for _ in range(6):
@@ -234,7 +234,7 @@ def test_a_sweep_in_parts_is_the_sweep(chunk):
     loss = losses.resolve("probit")
     schedule = EP().filled(power=1.0, damping=1.0)
     chosen = Choices(loss, Exact(), schedule, "process", None)
-    problem = chosen.problem(Data(None, loss.responses("y", y, 200)))
+    problem = chosen.problem(Data(None, loss.responses("y", y, 200)), NO_KERNEL)
     found, ticks = [], []
     for arguments in ({}, {"chunk": chunk}):
         engine = ProcessEngine(problem.with_kernel(K.copy()), **arguments)

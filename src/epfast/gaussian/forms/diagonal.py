@@ -46,7 +46,7 @@ from epfast.inference.runtime import (
     one_blas_thread,
     physical_memory,
 )
-from epfast.schedules import EP
+from epfast.schedules import EP, FilledSchedule
 
 #: rows that settle by EP before a pass of ADF goes on from a flat start: so many and so many per
 #: dimension, as far as their sites have no more numbers than this
@@ -59,7 +59,7 @@ MOMENT = 1 << 13
 NUMBERS, MOST_PARTS = 1 << 18, 16
 
 
-def warm_up_rows(schedule: Any, size: int, d: int) -> int:
+def warm_up_rows(schedule: FilledSchedule, size: int, d: int) -> int:
     """How many rows settle before a pass of ADF, of whole minibatches of so many."""
     rows: int | None = schedule.warm_up
     if rows is None:
@@ -283,6 +283,7 @@ class DiagonalEngine(EPEngine[MeansState, State]):
     Sweeps over scalar sites may begin with a step on all means (``accelerate.py``).
     """
 
+    problem: Problem
     form: Dense
     rows: RowBlock
 

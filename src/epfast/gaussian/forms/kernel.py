@@ -22,7 +22,8 @@ from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.accelerate import cavities, fitted_at, joint_sites, log_mass
 from epfast.gaussian.engine import EPEngine, Form, Visited, Visits, flat
 from epfast.gaussian.orders import AtOnce, block_size
-from epfast.gaussian.problem import Problem
+from epfast.gaussian.prior import CenteredPrior, KernelPrior
+from epfast.gaussian.problem import Problem, RowsOrProcess
 from epfast.gaussian.state import RelaxationFactors
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
@@ -284,6 +285,7 @@ class Dual(Kernel):
         """
         if matrix is None:
             X, prior = problem.data.X, problem.prior
+            assert isinstance(prior, CenteredPrior)
             matrix, offset = prior.kernel(X), prior.mean_of_rows(X)
         super().__init__(matrix, offset)
         self.problem, self.base_evidence, self.sweeps = problem, base_evidence, problem.base.sweeps
@@ -386,7 +388,7 @@ class ProcessEngine(EPEngine[ValueState, GPState[ValueMoments, None, Array]]):
 
     def __init__(
         self,
-        problem: Problem,
+        problem: RowsOrProcess,
         form: Kernel | None = None,
         *,
         chunk: int = CHUNK,
@@ -396,7 +398,10 @@ class ProcessEngine(EPEngine[ValueState, GPState[ValueMoments, None, Array]]):
 
         exact: the sites, where all factors are Gaussian, so that there is nothing to sweep.
         """
-        super().__init__(problem, form or Kernel(problem.prior.kernel, proper=exact is not None))
+        if form is None:
+            assert isinstance(problem.prior, KernelPrior)
+            form = Kernel(problem.prior.kernel, proper=exact is not None)
+        super().__init__(problem, form)
         schedule, scheme, n = problem.schedule, problem.scheme, self.form.order
         self.exact, self.tilted, self.n_sites = exact, problem.tilted(), n
         joins = schedule.order == "auto" and n >= JOINT_FROM and schedule.tol > 0.0

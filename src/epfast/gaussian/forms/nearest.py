@@ -18,6 +18,8 @@ from epfast._core.row_sweeps import SiteFits
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engine import EPEngine, Form, Visited
 from epfast.gaussian.forms.kernel import GPState, ValueMoments
+from epfast.gaussian.prior import KernelPrior
+from epfast.gaussian.problem import Problem
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
 
@@ -85,7 +87,7 @@ class NearestEngine(EPEngine[NearState, GPState[ValueMoments, None, Array]]):
     form: Nearest
     tilted: TiltedMoments
 
-    def __init__(self, problem: Any) -> None:
+    def __init__(self, problem: Problem[KernelPrior]) -> None:
         super().__init__(problem, Nearest(problem.prior.kernel))
         self.pool, self.evidence_bound = problem.prior.kernel.pool, np.nan
         self.exact, self.tilted = problem.sites_unswept(), problem.tilted()

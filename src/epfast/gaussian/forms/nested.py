@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epfast import families
-from epfast._arrays import Array, row_chunks, symmetric_from_upper
+from epfast._arrays import Array, Matrix, row_chunks, symmetric_from_upper
 from epfast._core.nested import NestedRows
 from epfast._core.row_sweeps import add_sites
 from epfast._core.rows import Rows
@@ -35,6 +35,7 @@ from epfast.gaussian.problem import Problem
 from epfast.gaussian.state import State
 from epfast.inference import Counts, Sites
 from epfast.inference.runtime import Tick
+from epfast.schedules import FilledSchedule
 
 #: largest number of weights of all classes together, for the time of a sweep
 MOST_WEIGHTS = 3000
@@ -146,13 +147,14 @@ def within(mean: Array, covariance: Array, sites: Sites, rounds: int) -> tuple[S
     return Sites(tau, nu, own), value, refused
 
 
-def latents_of_rows(X: Any, mean: Array, covariance: Array, count: int) -> tuple[Array, Array]:
+def latents_of_rows(X: Matrix, mean: Array, covariance: Array, count: int) -> tuple[Array, Array]:
     """Mean (n, C) and covariance (n, C, C) of the latents of rows. O(n (C d)^2)."""
     n, d = X.shape
     h, S = np.empty((n, count)), np.empty((n, count, count))
     blocks = covariance.reshape(count, d, count, d)
     for part in row_chunks(X, unpacked=True):
-        block = X[part].toarray() if hasattr(X, "indptr") else np.asarray(X[part], np.float64)
+        some = X[part]
+        block = np.asarray(some, np.float64) if isinstance(some, np.ndarray) else some.toarray()
         h[part] = block @ mean.reshape(count, d).T
         for j in range(count):
             for k in range(j + 1):
@@ -188,7 +190,7 @@ def times(A: Array, b: Array) -> Array:
     return np.asarray((A @ b[:, :, None])[:, :, 0])
 
 
-def takes(schedule: Any) -> bool:
+def takes(schedule: FilledSchedule) -> bool:
     """Whether sweeps of all classes together can have this schedule."""
     orders = schedule.order in ("auto", "parallel") and schedule.keeps_order
     return bool(orders and schedule.block is None)
@@ -269,6 +271,7 @@ class Joint(Full[NestedMemory]):
 class NestedEngine(EPEngine[NestedState, State]):
     """EP on the weights of all classes together, by parts of the rows, each from one posterior."""
 
+    problem: Problem
     form: Joint
     accelerates = True
 

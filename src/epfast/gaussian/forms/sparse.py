@@ -18,8 +18,9 @@ from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engine import EPEngine, Form, Visited, Visits
 from epfast.gaussian.forms.kernel import GPState
 from epfast.gaussian.orders import AtOnce, first_sites
+from epfast.gaussian.prior import SparsePrior
 from epfast.gaussian.problem import Problem
-from epfast.gaussian.sparse import Moments, RowsOnPattern, moments
+from epfast.gaussian.sparse import Moments, as_csr, moments
 from epfast.inference import Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
@@ -80,12 +81,14 @@ class Sparse(Form[SparseState, SparseState]):
     """Prior times a scalar site per row, by a sparse precision."""
 
     def __init__(self, problem: Problem) -> None:
+        assert isinstance(problem.prior, SparsePrior)
         self.problem, self.design = problem, problem.prior.design
-        self.rows: RowsOnPattern = self.design.rows
+        assert self.design.rows is not None
+        self.rows = self.design.rows
         self.shapes, self.weights = ((problem.n_rows,),) * 3, len(problem.prior.shift)
         self.width = len(self.design.pattern.dense) + 1
         self.order = max(len(self.design.pattern.dense), self.design.pattern.core.last)
-        self.parts = self.design.pattern.split(problem.prior.precision)
+        self.parts = self.design.pattern.split(as_csr(problem.prior.precision))
         self.prior_norm = problem.prior_norm
         #: (2, n), mean and variance of the rows in the last state that was asked for them
         self.of_rows = np.empty((2, problem.n_rows))
@@ -131,6 +134,7 @@ class Sparse(Form[SparseState, SparseState]):
 class SparseEngine(EPEngine[SparseState, SparseState]):
     """EP with a site per row, all of them from one posterior."""
 
+    problem: Problem
     form: Sparse
     tilted: TiltedMoments
 

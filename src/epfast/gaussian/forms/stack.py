@@ -31,7 +31,7 @@ from epfast.gaussian.forms.kernel import GPState, Kernel, ValueMoments
 from epfast.gaussian.forms.nested import times
 from epfast.gaussian.orders import ChunkMemory, chunk_size, is_for_chunks, visits_in_chunks
 from epfast.gaussian.prior import KernelPrior
-from epfast.gaussian.problem import Problem
+from epfast.gaussian.problem import Problem, RowsOrProcess, is_process
 from epfast.gaussian.state import State, inverse_of
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
@@ -191,7 +191,7 @@ LatentResult = GPState[tuple[ValueMoments, ...], None, tuple[Array, ...]]
 class Kernels(Form[LatentState, LatentResult]):
     """The form of q with a matrix of order n per latent, in the array of its kernel."""
 
-    def __init__(self, problem: Any) -> None:
+    def __init__(self, problem: Problem[KernelPrior]) -> None:
         self.problem = problem
         self.forms, self.order = [Kernel(kernel) for kernel in problem.prior.kernel], problem.n_rows
         self.shape = problem.n_rows, problem.loss.latents
@@ -296,9 +296,8 @@ class LatentEngine(EPEngine[Any, State | LatentResult]):
     #: of rows or of a process, whose states differ
     form: Any
 
-    def __init__(self, problem: Problem) -> None:
-        is_process = isinstance(problem.prior, KernelPrior)
-        super().__init__(problem, Kernels(problem) if is_process else Stack(problem))
+    def __init__(self, problem: RowsOrProcess) -> None:
+        super().__init__(problem, Kernels(problem) if is_process(problem) else Stack(problem))
         loss: Any = problem.loss
         schedule, order = problem.schedule, problem.schedule.order
         self.moments = loss.latent_moments()
@@ -315,10 +314,10 @@ class LatentEngine(EPEngine[Any, State | LatentResult]):
             )
         self.in_parts = order in ("chunked", "parallel")
         #: whether all are one part
-        self.at_once = is_process or order == "parallel"
+        self.at_once = is_process(problem) or order == "parallel"
         # a posterior of the sites so far is cheap then
-        self.in_turn = not is_process
-        if is_process:
+        self.in_turn = not is_process(problem)
+        if is_process(problem):
             self.pool = problem.prior.kernel[0].pool
 
     def start_of_run(self, state: Any, is_flat: bool) -> Any:

@@ -132,7 +132,8 @@ class ByWeights(Full[Any]):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.n, d = problem.shape
-        self.prior_of_weights: PerWeightPrior = problem.prior
+        assert isinstance(problem.prior, PerWeightPrior)
+        self.prior_of_weights = problem.prior
         # the prior's constants are in the scales of its sites
         self.prior_norm = 0.5 * d * math.log(2.0 * math.pi)
         self.exact = problem.exact_sites()
@@ -330,6 +331,7 @@ class RowsOfValues(Visits[Any]):
 class WeightEngine(EPEngine[Any, ShrunkState]):
     """EP on rows, in the order of the schedule, and then on the prior of each weight."""
 
+    problem: Problem
     #: by weights or by rows, whose states differ
     form: Any
 
