@@ -64,7 +64,7 @@ def test_products_are_those_of_densities():
 )
 def test_some_of_many(pair, which):
     a, b = pair
-    some = families.taken(a, which)
+    some = families.select(a, which)
     for part, whole in zip(some, a, strict=True):
         np.testing.assert_array_equal(part, whole[which])
     target = families.copied(b)

@@ -42,7 +42,7 @@ class Messages(NamedTuple):
             np.stack([self.m, (1.0 + self.y) / 3.0], axis=1), np.stack([self.v, beta], axis=1)
         )
 
-    def taken(self, rows: NDArray[np.intp]) -> Messages:
+    def select(self, rows: NDArray[np.intp]) -> Messages:
         """Some of them."""
         return Messages(*(column[rows] for column in self))
 
@@ -111,7 +111,7 @@ def collect(d: int, n: int, train: int, test: int, seed: int = 0) -> Split:
     kept = [messages for run in runs for messages in run[:KEPT]]
     pooled = Messages(*(np.concatenate(column) for column in zip(*kept, strict=True)))
     order = rng.permutation(len(pooled.m))
-    return Split(pooled.taken(order[:train]), pooled.taken(order[train : train + test]))
+    return Split(pooled.select(order[:train]), pooled.select(order[train : train + test]))
 
 
 def log_kl(mean: Array, variance: Array, to_mean: Array, to_log_variance: Array) -> Array:

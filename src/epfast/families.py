@@ -44,7 +44,7 @@ def damped(old: T, new: T, share: float) -> T:
     return type(old)(*(x + share * (y - x) for x, y in zip(old, new, strict=True)))
 
 
-def taken(a: T, which: int | Which) -> T:
+def select(a: T, which: int | Which) -> T:
     """Select members by an index of the first axis."""
     return type(a)(*(x[which] for x in a))
 

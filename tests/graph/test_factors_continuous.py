@@ -292,7 +292,7 @@ def test_runs_of_factors_are_what_one_by_one_gives():
     found = []
     for segments in (runs, np.array(singles, dtype=np.intp)):
         batches = [
-            batch.factor.sweep(batch.taken(rows), problem.edges(batch.taken(rows)), False)
+            batch.factor.sweep(batch.select(rows), problem.edges(batch.select(rows)), False)
             for batch, rows in zip(problem.batches, engine.program.rows, strict=True)
         ]
         program = Program(batches, np.ascontiguousarray(segments))

@@ -71,7 +71,7 @@ def check(post):
     for batch, rows in zip(problem.batches, post.program.rows, strict=True):
         _, starts, sites, _ = post.by_batch[batch.key]
         assert len(sites) == starts[-1]
-        where = problem.site_places(batch.taken(rows))[0]
+        where = problem.site_places(batch.select(rows))[0]
         times = batch.n if problem.tied else 1
         total += np.bincount(where, times * sites, len(total))
     size = 1.0 + np.abs(total).max()

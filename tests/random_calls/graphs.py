@@ -461,7 +461,7 @@ def sites_of(post: Any) -> tuple[np.ndarray, np.ndarray]:
     problem = post.problem.rest(post.problem.linear())
     where, times = [np.empty(0, dtype=np.intp)], [np.empty(0)]
     for batch, rows in zip(problem.batches, post.program.rows, strict=True):
-        where.append(problem.site_places(batch.taken(rows))[0])
+        where.append(problem.site_places(batch.select(rows))[0])
         times.append(np.full(len(where[-1]), float(batch.n) if problem.tied else 1.0))
     return np.concatenate(where), np.concatenate(times)
 

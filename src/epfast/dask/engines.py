@@ -80,7 +80,7 @@ class PlacedShards(Shards):
 
     def checked_start(self, start: Posterior) -> list[ShardSite]:
         sites = Full.checked_start(self, start)
-        own = [families.taken(sites, k) for k in range(len(self.rows))]
+        own = [families.select(sites, k) for k in range(len(self.rows))]
         return [ShardSite(site, some.kept) for site, some in zip(own, self.rows, strict=True)]
 
     def call(

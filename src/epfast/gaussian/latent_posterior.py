@@ -123,7 +123,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
     remove = FullPosterior.remove
 
     def _of_rest(self, problem: Problem, removal: NDArray[np.bool_], rest: Problem) -> State | None:
-        state = self._form(rest).rebuild(families.taken(self.state.sites, ~removal), self.n_sweeps)
+        state = self._form(rest).rebuild(families.select(self.state.sites, ~removal), self.n_sweeps)
         return None if state is None else plain(state)
 
     def partial_fit(self, X: RowsGiven, y: ArrayLike, **options: Given | Schedule) -> NoReturn:

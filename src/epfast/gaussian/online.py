@@ -146,7 +146,7 @@ def without(
     stored, out = state.sites, some_rows(problem, removal)
     assert stored is not None
     if out.data.groups is None:
-        kept, removed = families.taken(stored, ~removal), families.taken(stored, removal)
+        kept, removed = families.select(stored, ~removal), families.select(stored, removal)
         precision, shift = sum_of_sites(out, removed)
         scale = float(removed.log_scale.sum())
     else:
@@ -155,7 +155,7 @@ def without(
         precision, shift = np.tensordot(times, stored.precision, 1), times @ stored.shift
         scale = float(times @ stored.log_scale)
     natural = state.precision - precision, state.shift - shift
-    relaxed = None if state.relaxed is None else families.taken(state.relaxed, ~removal)
+    relaxed = None if state.relaxed is None else families.select(state.relaxed, ~removal)
     new = State(*natural, kept, state.log_scale - scale, state.sweeps, relaxed=relaxed)
     return new if is_proper(new.precision) else None
 

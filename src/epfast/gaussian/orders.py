@@ -343,7 +343,7 @@ class InChunks(Visits[RowState]):
 
     def _one_by_one(self, visits: Indices, P: Array, p: Array, sites: Sites) -> Array:
         """New sites of some rows, (3, count), in sequential order."""
-        problem, new = self.problem, np.array(families.taken(sites, visits))
+        problem, new = self.problem, np.array(families.select(sites, visits))
         now = with_moments(State(P, p, None, 0.0, 0))
         self.sequential.sweep(
             problem.rows(visits),
@@ -443,7 +443,7 @@ class AtOnce(Visits[S]):
 
         def work(k: int, number: int) -> Iterator[int]:
             part = parts[number]
-            own = *at_rows(part), problem.responses(part), *families.taken(sites, part)
+            own = *at_rows(part), problem.responses(part), *families.select(sites, part)
             self.cores[k].fit(*own, problem.weights(part))
             yield part.stop - part.start
 

@@ -226,7 +226,7 @@ def fit_minibatches(problem: Problem, state: Any, sites: Sites, tick: Tick) -> C
     together = problem.schedule.order == "parallel"
     seen = (state.precision, state.shift) if together else last
     for part, sizes in pieces_of(problem, size, state.sweeps):
-        target: Sites = families.taken(sites, part.which)
+        target: Sites = families.select(sites, part.which)
         core.sweep(part.rows, part.y, part.weights, sizes, *seen, *target, *last)
         families.put(sites, part.which, target)
         tick(len(sizes))
@@ -275,7 +275,7 @@ class LaplaceEngine(EPEngine[Working, State]):
         takes = [slice(int(p[0]) * size, min(n, (int(p[-1]) + 1) * size)) for p in parts]
         shards = [shard_of(problem, take, problem.schedule) for take in takes]
         calls = [
-            partial(local_laplace, shard, *q, families.taken(sites, take))
+            partial(local_laplace, shard, *q, families.select(sites, take))
             for shard, take in zip(shards, takes, strict=True)
         ]
         updates = self.tasks.together(calls, [len(part) for part in parts], tick)
@@ -398,7 +398,7 @@ def local_shared(
     given = group, tilted, damping, checked, batches, sites, np.array([size])
     with one_blas_thread(d):
         core = visit_shared(*given, precision, shift)
-    new_site = families.taken(sites, 0)
+    new_site = families.select(sites, 0)
     if not is_finite(new_site):
         return Update(site, None, n)
     return Update(new_site, None, core.n_refused, checked=core.checked)
@@ -513,7 +513,7 @@ class SharedEngine(EPEngine[GroupState, State]):
             return Visited(Counts(core.n_refused), memory=memory)
         calls = []
         for k, (group, last) in enumerate(form.groups(schedule, state.sweeps)):
-            site, size = families.taken(sites, k), float(form.sizes[k])
+            site, size = families.select(sites, k), float(form.sizes[k])
             call = partial(local_shared, group, *q, site, damping, size)
             calls.append(partial(call, last, checked, state.sweeps))
         updates = self.tasks.together(calls, form.counts, tick)
@@ -617,7 +617,7 @@ class Shards(Full[ShardMemory]):
         else:
             whole = engine_of_shard(problem._replace(schedule=inner))
             sites = whole.finish(whole.init(start)).sites
-        rows: list[Sites] = [families.taken(sites, factors) for factors in self.factors]
+        rows: list[Sites] = [families.select(sites, factors) for factors in self.factors]
         if start is None:
             return [ShardSite(flat_site(problem.base.precision), own) for own in rows]
         return [ShardSite(site_of(*pair), pair[1]) for pair in zip(self.shards, rows, strict=True)]
@@ -628,7 +628,7 @@ class Shards(Full[ShardMemory]):
         if not rows:
             return None
         sites = stacked_rows(rows)
-        return sites if self.place is None else families.taken(sites, self.place)
+        return sites if self.place is None else families.select(sites, self.place)
 
     def call(
         self, k: int, precision: Array, shift: Array, part: ShardSite, damping: float

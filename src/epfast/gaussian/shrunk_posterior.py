@@ -436,7 +436,7 @@ class ShrunkPosterior(FullPosterior):
         if not len(visits):
             return residual
         core = SiteFits(self.prior.tilted(), 1.0, 0.0)
-        sites = families.taken(self.prior_sites, visits)
+        sites = families.select(self.prior_sites, visits)
         mean, variance = (np.ascontiguousarray(x[visits]) for x in (self.mean, self.variance))
         core.fit(mean, variance, np.ones((len(visits), 1)), *families.copied(sites))
         return float("inf") if core.n_refused else max(residual, core.residual)

@@ -185,7 +185,7 @@ class SparsePosterior(FullPosterior):
     def _of_rest(
         self, problem: Problem, removal: NDArray[np.bool_], rest: Problem
     ) -> SparseState | None:
-        sites = families.taken(self.state.sites, ~removal)
+        sites = families.select(self.state.sites, ~removal)
         return Sparse(on_pattern(rest)).rebuild(sites, self.n_sweeps)
 
 

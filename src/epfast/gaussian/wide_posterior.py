@@ -255,7 +255,7 @@ class WidePosterior(KernelPosterior, FullPosterior):
         self, problem: Problem, removal: NDArray[np.bool_], rest: Problem
     ) -> GPState | None:
         try:
-            state = GPState(families.taken(self.state.sites, ~removal), self.n_sweeps, None)
+            state = GPState(families.select(self.state.sites, ~removal), self.n_sweeps, None)
             return Dual(rest).solved(state)
         except FloatingPointError:
             return None

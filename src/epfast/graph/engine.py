@@ -148,7 +148,7 @@ def kept_sites(
     before = start.by_batch
     sites, scales = [], []
     for batch, rows in zip(problem.batches, program.rows, strict=True):
-        taken = batch.taken(rows)
+        taken = batch.select(rows)
         counts = problem.numbers(taken)
         kept, scale = np.zeros(counts.sum()), np.zeros(batch.n)
         if batch.key in before:
@@ -157,7 +157,7 @@ def kept_sites(
             place = np.searchsorted(old_rows, taken.rows, sorter=turn)
             at = turn[np.minimum(place, len(old_rows) - 1)]
             old = Terms(starts, np.arange(len(old_sites)), old_sites)
-            old = old.taken(at if len(starts) > len(old_rows) else 0 * at)  # 0: one site for all
+            old = old.select(at if len(starts) > len(old_rows) else 0 * at)  # 0: one site for all
             there = (old_rows[at] == taken.rows) & (old.counts == counts)
             kept[np.repeat(there, counts)] = old.coefficient[np.repeat(there, old.counts)]
             scale[there] = old_scale[at[there]]
@@ -233,7 +233,7 @@ class GraphEngine:
         self.batches: list[core.GraphBatch] = []
         first_site = 0
         #: batches with their factors in the order of updates
-        self.in_order = list(map(Batch.taken, problem.batches, self.program.rows))
+        self.in_order = list(map(Batch.select, problem.batches, self.program.rows))
         #: for each of them the places in the beliefs of the numbers of its sites
         self.site_places = [problem.site_places(batch)[0] for batch in self.in_order]
         # beliefs about forms over sparse blocks are after those of variables

@@ -97,19 +97,19 @@ class Batch(NamedTuple):
         """Neighbours, (n, k), of factors that all have k of them."""
         return self.terms.variables.reshape(self.n, -1)
 
-    def taken(self, which: Which) -> Batch:
+    def select(self, which: Which) -> Batch:
         """Select factors."""
         return self._replace(
-            terms=self.terms.taken(which),
+            terms=self.terms.select(which),
             data={name: value[which] for name, value in self.data.items()},
             rows=self.rows[which],
-            parts=tuple(part.taken(which) for part in self.parts),
+            parts=tuple(part.select(which) for part in self.parts),
         )
 
     def copy(self) -> Batch:
         """Copy the arrays, since the user may change them before the fit."""
         return self._replace(
-            terms=self.terms.taken(slice(None)),
+            terms=self.terms.select(slice(None)),
             data={name: value.copy() for name, value in self.data.items()},
             rows=self.rows.ravel(),
             parts=tuple(part._replace(rows=part.rows.copy()) for part in self.parts),

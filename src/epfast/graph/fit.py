@@ -462,7 +462,7 @@ class Graph:
                 )
             left = np.flatnonzero(~np.isin(old.rows, gone))
             if len(left):
-                kept[batch] = old.taken(left)
+                kept[batch] = old.select(left)
         batches = tuple(kept[key] for key in sorted(kept))
         self._model = self._model._replace(batches=batches)
 

@@ -226,7 +226,7 @@ class JointEngine:
         self, b: int, i: int, precision: Array, shift: Array, start: Array
     ) -> JointSites | None:
         """The site of the Laplace fit of a factor times its cavity. None if the fit fails."""
-        tilted, rows = self.tilted[b], self.rows[b].taken(slice(i, i + 1))
+        tilted, rows = self.tilted[b], self.rows[b].select(slice(i, i + 1))
         density = Cavity(tilted, precision, shift)
         cavities = FactorCavities((), np.zeros((1, len(start)), dtype=bool), start[None], rows, 1.0)
         tau = precision.diagonal()

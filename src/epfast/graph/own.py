@@ -289,7 +289,7 @@ class Factor(Kind):
             )
         k = len(theta)
         x = theta[:, batch.table].reshape(k * batch.n, -1)
-        rows = FactorRows(batch.data, batch.rows).taken(np.tile(np.arange(batch.n), k))
+        rows = FactorRows(batch.data, batch.rows).select(np.tile(np.arange(batch.n), k))
         return np.asarray(called("log_t", self.log_t, x, rows).reshape(k, -1).sum(axis=1))
 
 
@@ -392,9 +392,9 @@ class BatchFits:
         if not len(good):
             return steps, scales, failed
         # often all of a batch, without a copy of its data
-        rows = self.rows if m == len(self.rows.rows) else self.rows.taken(slice(first, stop))
+        rows = self.rows if m == len(self.rows.rows) else self.rows.select(slice(first, stop))
         cavities = FactorCavities(tuple(_split(cavity, self.ends)), flat, start, rows, power)
-        cavities = cavities if len(good) == m else cavities.taken(good)
+        cavities = cavities if len(good) == m else cavities.select(good)
         answer = self.scheme.fit(self.tilted, cavities)
         for number in np.unique(answer.reason):
             if number:

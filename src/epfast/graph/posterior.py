@@ -499,7 +499,7 @@ class GraphPosterior(Recorded):
             if theirs is not None:
                 by_key[batch.key] = batch.rows, np.arange(0, 2 * batch.n + 1, 2), *theirs
         for batch, rows in zip(problem.rest(linear).batches, self.program.rows, strict=True):
-            _, starts = problem.site_places(batch.taken(rows))
+            _, starts = problem.site_places(batch.select(rows))
             by_key[batch.key] = (
                 batch.rows[rows],
                 starts,

@@ -381,7 +381,7 @@ class GraphProblem(NamedTuple):
 
     def site_places(self, batch: Batch) -> tuple[Index, Index]:
         """Places in the beliefs of the numbers of the sites of a batch, and where sites begin."""
-        terms = batch.terms.taken(slice(0, 1)) if self.tied else batch.terms
+        terms = batch.terms.select(slice(0, 1)) if self.tied else batch.terms
         sizes = self.sizes[terms.variables]
         ends = np.concatenate([[0], np.cumsum(sizes)])
         inner = np.arange(ends[-1]) - np.repeat(ends[:-1], sizes)

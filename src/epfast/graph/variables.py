@@ -40,7 +40,7 @@ class Terms(NamedTuple):
     def counts(self) -> Index:
         return np.diff(self.starts)
 
-    def taken(self, which: Which) -> Terms:
+    def select(self, which: Which) -> Terms:
         """Select factors."""
         counts = self.counts[which]
         starts = ends(counts)
@@ -84,7 +84,7 @@ class BlockTerms(NamedTuple):
     #: (n, d), dense or CSR
     rows: Matrix
 
-    def taken(self, which: Which) -> BlockTerms:
+    def select(self, which: Which) -> BlockTerms:
         """Select forms."""
         return self._replace(rows=self.rows[which])
 
@@ -225,9 +225,9 @@ class LinearForm(Linear):
 
     def _spread(self, places: Index) -> LinearForm:
         flat = places.ravel()
-        parts = tuple(part.taken(flat) for part in self.parts)
+        parts = tuple(part.select(flat) for part in self.parts)
         return LinearForm(
-            self.graph, places.shape, self.terms.taken(flat), self.offset[flat], parts
+            self.graph, places.shape, self.terms.select(flat), self.offset[flat], parts
         )
 
     def broadcast(self, shape: tuple[int, ...]) -> LinearForm:
@@ -274,7 +274,7 @@ class LinearForm(Linear):
             places = np.moveaxis(places, axis, -1)
             shape = places.shape[:-1]
             places = places.reshape(-1, places.shape[-1])
-        chosen = self.terms.taken(places.ravel())
+        chosen = self.terms.select(places.ravel())
         n, width = places.shape
         starts = chosen.starts[::width] if width else np.zeros(n + 1, np.intp)
         sums = sparse.csr_array(

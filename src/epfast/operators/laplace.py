@@ -106,7 +106,7 @@ def kinks(
     tilted: LogDensity, cavities: FactorCavities, mode: Mode, rows: NDArray[np.intp]
 ) -> NDArray[np.intp]:
     """Rows whose Hessian at the mode depends on the steps that it is taken with."""
-    part, width = cavities.taken(rows), mode.width[rows]
+    part, width = cavities.select(rows), mode.width[rows]
     again = tilted.derivatives(mode.u[rows], part, 0.5 * width)[2]
     with np.errstate(all="ignore"):
         apart = np.abs(again - mode.curvature[rows]) * width[:, :, None] * width[:, None, :]

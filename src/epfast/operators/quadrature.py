@@ -76,7 +76,7 @@ class Range(NamedTuple):
     #: log density that counts as 1. NaN where none is seen
     top: Array
 
-    def taken(self, which: Which) -> Range:
+    def select(self, which: Which) -> Range:
         return Range(*(value[which] for value in self))
 
 
@@ -139,9 +139,9 @@ def integrals(columns: Columns, where: Range, functions: int, tol: float, evalua
     def of(index: NDArray[np.intp]) -> Columns:
         return lambda u, rows: columns(u, index[rows])
 
-    part, ended = enclosed(of(good), where.taken(good))
+    part, ended = enclosed(of(good), where.select(good))
     reason[good[~ended]] = 2
-    good, part = good[ended], part.taken(ended)
+    good, part = good[ended], part.select(ended)
     log_z, means = np.full(m, np.nan), np.full((m, functions), np.nan)
     if len(good):
         total, top, doubt = adaptive(of(good), part, functions, tol, evaluations)
@@ -302,7 +302,7 @@ class QuadratureMessages(MessageScheme):
             at, first, sums = np.repeat(rows, p), u.ravel(), []
             for part in pieces(len(at), 500, MOST_NUMBERS):
                 of, x = at[part], one.x(first[part])
-                cut = cavities.taken(of)
+                cut = cavities.select(of)
                 cut = FactorCavities(
                     cut.messages[1:],
                     cut.flat[:, 1:],
@@ -340,7 +340,7 @@ def over_one(
     """Integrals of densities of one variable, and means of its integrands over their units."""
 
     def columns(u: Array, rows: Indices) -> tuple[Array, list[Array]]:
-        value = tilted.at_points(u[:, :, None], cavities.taken(rows))
+        value = tilted.at_points(u[:, :, None], cavities.select(rows))
         return value, integrands(tilted.kinds[0], u, centre[rows], width[rows])
 
     return integrals(columns, where, 2, tol, most)

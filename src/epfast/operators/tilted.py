@@ -41,7 +41,7 @@ class FactorRows(NamedTuple):
     def n(self) -> int:
         return len(self.rows)
 
-    def taken(self, which: Which) -> FactorRows:
+    def select(self, which: Which) -> FactorRows:
         return FactorRows(
             {name: value[which] for name, value in self.data.items()}, self.rows[which]
         )
@@ -93,7 +93,7 @@ def row_values(
 
 def repeated(rows: FactorRows, times: int) -> FactorRows:
     """Each factor as often in a row."""
-    return rows if times == 1 else rows.taken(np.repeat(np.arange(rows.n), times))
+    return rows if times == 1 else rows.select(np.repeat(np.arange(rows.n), times))
 
 
 def _stencil(
@@ -110,7 +110,7 @@ def _stencil(
     values = []
     for part in pieces(m, len(grid) * k, MOST_NUMBERS):
         points = x[part, None, :] + grid * h[part, None, :]
-        values.append(f(points.reshape(-1, k), repeated(rows.taken(part), len(grid))))
+        values.append(f(points.reshape(-1, k), repeated(rows.select(part), len(grid))))
     found = np.concatenate(values)
     found = found.reshape(m, len(grid), *found.shape[1:])
     sides = found[:, 1:].reshape(m, len(directions), 3, 2, *found.shape[2:])
@@ -169,12 +169,12 @@ class FactorCavities(NamedTuple):
     def n(self) -> int:
         return self.rows.n
 
-    def taken(self, which: Which) -> FactorCavities:
+    def select(self, which: Which) -> FactorCavities:
         return FactorCavities(
             tuple(eta[which] for eta in self.messages),
             self.flat[which],
             self.start[which],
-            self.rows.taken(which),
+            self.rows.select(which),
             self.power,
         )
 
@@ -312,7 +312,7 @@ class MessageScheme:
         """Fit the factors of a run."""
         some = pieces(cavities.n, self.numbers(len(tilted.kinds)), MOST_NUMBERS)
         with np.errstate(all="ignore"):  # what overflows is a fit that failed
-            projections = [self.fit_some(tilted, cavities.taken(part)) for part in some]
+            projections = [self.fit_some(tilted, cavities.select(part)) for part in some]
         log_z, targets, reason = zip(*projections, strict=True)
         columns = map(np.concatenate, zip(*targets, strict=True))
         return Projections(np.concatenate(log_z), tuple(columns), np.concatenate(reason))
@@ -400,12 +400,12 @@ def maximum(
         moving, step, gain = going[~done], step[~done], gain[~done]
         if not len(moving):
             break
-        part = cavities.taken(moving)
+        part = cavities.select(moving)
         new = _stepped(tilted, part, u[moving], value[moving], step, gain, tries[1])
         # at a kink no step is any good, and none will be
         stuck = (new == u[moving]).all(axis=1) & (gain >= NEAR) & settled[~done]
         u[moving] = new
-        moving, part = moving[~stuck], part.taken(~stuck)
+        moving, part = moving[~stuck], part.select(~stuck)
         if not len(moving):
             break
         value[moving], slope[moving], curvature[moving] = tilted.derivatives(
@@ -432,7 +432,7 @@ def _stepped(
         if not len(left):
             break
         with np.errstate(all="ignore"):
-            new = tilted.value(result[left], cavities.taken(left))
+            new = tilted.value(result[left], cavities.select(left))
         # NaN is no growth; a value has so many digits
         needed = 1e-4 * share * gain[left] - 1e-15 * np.abs(value[left])
         grown = new - value[left] >= needed

@@ -20,7 +20,7 @@ def given():
     """A shard, and the posterior of all rows with its sites."""
     post = fit_linear(X, Y, schedule=EP(**TIGHT))
     shard = shard_of(post.problem, HALF, INNER)
-    rows = families.taken(post.sites, HALF)
+    rows = families.select(post.sites, HALF)
     return shard, post.precision, post.shift, site_of(shard, rows), rows
 
 

@@ -232,9 +232,9 @@ class Joint(Full[NestedMemory]):
             step = max(1, AT_ONCE // self.count**2)
             for first in range(0, len(numbers), step):
                 piece = slice(first, first + step)
-                W, b, scale = self.of_classes(numbers[piece], families.taken(sites, piece))
+                W, b, scale = self.of_classes(numbers[piece], families.select(sites, piece))
                 if less is not None:
-                    before = self.of_classes(numbers[piece], families.taken(less, piece))
+                    before = self.of_classes(numbers[piece], families.select(less, piece))
                     W, b, scale = W - before[0], b - before[1], scale - before[2]
                 scales.append(scale)
                 yield self.problem.rows(numbers[piece]), W, b
@@ -391,7 +391,7 @@ class NestedEngine(EPEngine[NestedState, State]):
         self, state: NestedState, numbers: NDArray[np.intp], sites: Sites, damping: float
     ) -> tuple[NestedState | None, int]:
         """Fit sites of some rows from one posterior in place. Return how many rows are lost."""
-        old = families.taken(sites, numbers)
+        old = families.select(sites, numbers)
         h, S = self.form.marginals(state, numbers)
         m, V = cavities(h, S, old)
         undamped, _, refused = within(m, V, old, ROUNDS)

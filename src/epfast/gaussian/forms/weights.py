@@ -160,7 +160,7 @@ class ByWeights(Full[Any]):
             )
         # what is not visited is exact
         weights = families.copied(weights)
-        families.put(weights, visits, families.taken(start.prior_sites, visits))
+        families.put(weights, visits, families.select(start.prior_sites, visits))
         sites: Sites = families.joined(self.exact or start.sites, weights)
         return sites
 
@@ -405,7 +405,7 @@ class WeightEngine(EPEngine[Any, ShrunkState]):
         core, before = self.core_of_weights, self.core_of_weights.n_refused
         core.damping = state.memory.damping
         if self.schedule.order == "parallel":
-            visited = Sites(*map(np.ascontiguousarray, families.taken(weights, visits)))
+            visited = Sites(*map(np.ascontiguousarray, families.select(weights, visits)))
             now = self.form.summary(state, False)
             mean, variance = (np.ascontiguousarray(part[visits]) for part in now[:2])
             core.fit(mean, variance, self.ones, *visited)
@@ -484,7 +484,7 @@ class WeightEngine(EPEngine[Any, ShrunkState]):
     def _rescale(self, sites: Sites, now: Summary) -> None:
         """Give prior sites the scales by which their integrals over cavities are Z, in place."""
         visits, weights = self.form.prior_of_weights.visits, split(sites, self.form.n)[1]
-        visited: Sites = families.taken(weights, visits)
+        visited: Sites = families.select(weights, visits)
         cavity = cavities(visited, now.mean[visits], now.variance[visits])
         lZ, *others = np.empty((3, len(visits)))
         if cavity is None or not len(visits):
