@@ -525,7 +525,7 @@ def test_points_without_a_fit_are_lost(monkeypatch, edge):
     """
     model = GPClassifier(RBF(1.0, (1e-9, 1e9)), optimizer=None).fit(X, Y)
 
-    def at(self, theta, **given):
+    def point_at(self, theta, **given):
         x = float(theta[0])
         if x > edge:
             raise np.linalg.LinAlgError("not positive definite")
@@ -536,7 +536,7 @@ def test_points_without_a_fit_are_lost(monkeypatch, edge):
         )
         return ProcessPoint(lambda *given: post, lambda post: np.array([-100.0 * (x - 1.2)]))
 
-    monkeypatch.setattr(kernels.BinaryProcess, "at", at)
+    monkeypatch.setattr(kernels.BinaryProcess, "point_at", point_at)
     monkeypatch.setattr(fit_hyper_gp, "trusted", lambda post: True)
     for start in (-3.0, min(edge, 1.2) - 1e-3):
         target = process.Evidence(model._problems[0], Start(np.array([start])))

@@ -640,7 +640,7 @@ def test_derivatives_by_cuts_all_at_once(unseen):
     """They are those by one cut, or one pair of gaps, after another, up to the differences'."""
     post, parameters = many_cuts(unseen)
     u = parameters.start
-    given = [post], parameters.at, u, parameters.bounds
+    given = [post], parameters.loss_at, u, parameters.bounds
     slopes, bent = derivatives_by_loss(*given)
     fast, second = derivatives_by_loss(*given, parameters.chart(u))
     np.testing.assert_allclose(fast, slopes, rtol=1e-4, atol=1e-4 * np.abs(slopes).max())

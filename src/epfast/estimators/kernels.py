@@ -425,7 +425,7 @@ class Neighbors:
             near = np.nan_to_num(np.abs(self.kernel(inputs, X)) / np.sqrt(self.kernel.diag(X)))
         return np.argpartition(-near, count - 1, axis=1)[:, :count]
 
-    def at(self, which: Indices, sites: Sites) -> tuple[Array, Array]:
+    def moments_at(self, which: Indices, sites: Sites) -> tuple[Array, Array]:
         """Mean and variance of the process at some of the inputs. O(count^3 / 3) each."""
         index, (mean, variance) = self.index[which], np.empty((2, len(which)))
         of_sites = sites.precision, sites.shift
@@ -527,7 +527,7 @@ class Process:
         where, free = np.split(np.asarray(theta), [self.kernel.n_dims])
         parameters = self.parameters
         if parameters.names:
-            loss = parameters.at(free)
+            loss = parameters.loss_at(free)
         return self.kernel.clone_with_theta(where), loss
 
     def with_slopes(self, by_kernel: Array, post: GaussianPosterior) -> Array:
@@ -616,7 +616,9 @@ class BinaryProcess(Process):
             raise MemoryError
         return self
 
-    def at(self, theta: Array, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
+    def point_at(
+        self, theta: Array, *, gradient: bool = False, checked: bool = False
+    ) -> ProcessPoint:
         """The problem at some hyper-parameters. A check of the kernel matrix is O(n^3 / 3)."""
         kernel, loss = self.parted(theta, self.process.loss)
         ours = self.process._replace(loss=loss)
@@ -735,7 +737,7 @@ class LowRankProcess(Process):
     def _typical_precision(self, theta: Array) -> float:
         """Of the sites, by a fit of some rows."""
         pilot = self.pilot(pilot_rows(len(self.X)))
-        sites = pilot.at(theta).fit(pilot.schedule, None).state.sites
+        sites = pilot.point_at(theta).fit(pilot.schedule, None).state.sites
         return float(np.mean(np.abs(sites.precision)))
 
     def factor_by(self, theta: Array) -> LowRankFactor:
@@ -749,7 +751,9 @@ class LowRankProcess(Process):
         rank = self.rank if self.pivots is None else len(self.pivots)
         return one_blas_thread(MOST_RANK if rank is None else rank, self.threads)
 
-    def at(self, theta: Array, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
+    def point_at(
+        self, theta: Array, *, gradient: bool = False, checked: bool = False
+    ) -> ProcessPoint:
         """The problem at some hyper-parameters."""
         del gradient, checked
         kernel, loss = self.parted(theta, self.loss)
@@ -805,7 +809,9 @@ class NearestProcess:
         """See :meth:`BinaryProcess.searched`: that of some of the rows."""
         return self.whole.pilot(pilot_rows(len(self.whole.X), SOME))
 
-    def at(self, theta: Array, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
+    def point_at(
+        self, theta: Array, *, gradient: bool = False, checked: bool = False
+    ) -> ProcessPoint:
         """The problem at some hyper-parameters."""
         del gradient, checked
         whole, n = self.whole, len(self.whole.X)
@@ -891,7 +897,9 @@ class LatentProcess(Process):
         """The problem of some of the rows."""
         return replace(self, X=self.X[rows], y=self.y[rows])
 
-    def at(self, theta: Array, *, gradient: bool = False, checked: bool = False) -> ProcessPoint:
+    def point_at(
+        self, theta: Array, *, gradient: bool = False, checked: bool = False
+    ) -> ProcessPoint:
         """The problem at some hyper-parameters."""
         del checked
         K, dK = matrix_of(self.kernel.clone_with_theta(theta), self.X, gradient)
@@ -932,7 +940,7 @@ def evidence_at(problem: AnyProcess, theta: Array, gradient: bool) -> tuple[floa
         if isinstance(form, NearestProcess):
             without_evidence()
         with form.at_work():
-            point = form.at(theta, gradient=gradient)
+            point = form.point_at(theta, gradient=gradient)
             post = point.fit(form.schedule, start)
             return post, point.gradient(post) if gradient else np.empty(0)
 
@@ -984,7 +992,7 @@ def _owned(K: ArrayLike, *others: Array) -> Array:
 # ---- fits that hold ----
 
 
-def fit_at(
+def posterior_at(
     problem: AnyProcess, theta: Array, start: FitStart | None, repair: bool
 ) -> tuple[Posterior, bool]:
     """The fit at some hyper-parameters, and whether it holds. Their kernel matrix is checked."""
@@ -992,7 +1000,7 @@ def fit_at(
     def fit(form: ProcessForm, start: FitStart | None) -> tuple[Posterior, bool]:
         with form.at_work():
             return valid_fit(
-                form.at(theta, checked=True),
+                form.point_at(theta, checked=True),
                 form.schedule,
                 start,
                 repair=repair,

@@ -58,11 +58,11 @@ from epfast.estimators.kernels import (
     Stationary,
     at_bounds,
     evidence_at,
-    fit_at,
     kernel_of,
     ladder,
     least_bytes,
     pilot_rows,
+    posterior_at,
     stalled,
     start_from,
 )
@@ -286,7 +286,7 @@ class ProcessModel(Posteriors[AnyPosterior]):
         self._thetas, self._problems = thetas, problems
         self._kernels = [kernel.clone_with_theta(theta[:size]) for theta in thetas]
         self.kernel_ = self._kernels[0] if count == 1 else CompoundKernel(self._kernels)
-        learnt = [parameters.at(theta[size:]).with_offset(False) for theta in thetas]
+        learnt = [parameters.loss_at(theta[size:]).with_offset(False) for theta in thetas]
         self.posteriors_ = posts = self._posteriors(problems, thetas, starts)
         self.log_marginal_likelihood_value_ = self._mean_evidence()
         if count == 1:
@@ -569,7 +569,10 @@ class ProcessModel(Posteriors[AnyPosterior]):
         with self._explained(problems, thetas), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", inference.ConvergenceWarning)
             fits = in_threads(
-                [partial(fit_at, *one, repair) for one in zip(shared, thetas, starts, strict=True)],
+                [
+                    partial(posterior_at, *one, repair)
+                    for one in zip(shared, thetas, starts, strict=True)
+                ],
                 jobs,
             )
         all_hold = all(holds for _, holds in fits)
@@ -1330,9 +1333,11 @@ class Evidence(ProcessTarget):
         """ends: where the search does, as ROUGH."""
         p = len(problem.bounds)
         free = [Unknown(f"theta[{k}]", None) for k in range(p)]
-        at = partial(problem.at, gradient=True)
+        point_at = partial(problem.point_at, gradient=True)
         places, powers = np.arange(p), np.ones(p)
-        super().__init__(at, problem.schedule, free, start.theta, places, powers, problem.bounds)
+        super().__init__(
+            point_at, problem.schedule, free, start.theta, places, powers, problem.bounds
+        )
         self.problem, self.sites = problem, start.sites
         self.first_metric = None if start.metric is None else (start.metric, LOOSEST)
         self.finest, self.enough, self.nearly = ends
@@ -1544,9 +1549,15 @@ def _average_target(problem: BinaryProcess, theta: Array, scale: float) -> Proce
             places.append(first)
             powers.append(2.0 if root else 1.0)
         first += size
-    at, where = partial(problem.at, gradient=True), np.array(places)
+    point_at, where = partial(problem.point_at, gradient=True), np.array(places)
     return ProcessTarget(
-        at, problem.schedule, unknowns, np.asarray(theta), where, np.array(powers), problem.bounds
+        point_at,
+        problem.schedule,
+        unknowns,
+        np.asarray(theta),
+        where,
+        np.array(powers),
+        problem.bounds,
     )
 
 

@@ -323,7 +323,7 @@ class LossParameters(NamedTuple):
         if not bounds:
             return new
         new = new._replace(bounds=np.concatenate(bounds))
-        return new._replace(loss=new.at(np.clip(new.start, *new.bounds.T)))
+        return new._replace(loss=new.loss_at(np.clip(new.start, *new.bounds.T)))
 
     @property
     def size(self) -> int:
@@ -366,7 +366,7 @@ class LossParameters(NamedTuple):
         none = np.empty((0, 2))
         return self._replace(loss=loss, names=names, bounds=np.concatenate([none, *bounds]))
 
-    def at(self, free: Array) -> Loss:
+    def loss_at(self, free: Array) -> Loss:
         """The loss with these free numbers."""
         values: dict[str, float | tuple[float, ...]] = {}
         for name, part in self.places:
@@ -459,7 +459,7 @@ class LossParameters(NamedTuple):
                     sides += [(k, low, -AWAY), (k, high, AWAY)]
             moved = [free + step * (np.arange(len(free)) == k) for k, _, step in sides]
             try:
-                gains = post.loss_gain(*(self.at(np.clip(u, *self.bounds.T)) for u in moved))
+                gains = post.loss_gain(*(self.loss_at(np.clip(u, *self.bounds.T)) for u in moved))
             except FloatingPointError:  # no cavity, no gain
                 continue
             # near an end there is less of the way, and of the fall
@@ -750,7 +750,7 @@ class EvidenceTarget(Target[Evaluation]):
         """The prior variance, or that of each column, and the loss."""
         loss = self.parameters.loss
         if self.parameters.names:
-            loss = self.parameters.at(self.powers * u[self.k :])
+            loss = self.parameters.loss_at(self.powers * u[self.k :])
         if not self.k:
             assert self.fixed is not None
             return Learnt(self.fixed, loss)
@@ -870,7 +870,7 @@ class EvidenceTarget(Target[Evaluation]):
         try:
             chart = parameters.chart(free)
             slopes, bent = derivatives_by_loss(
-                point.fit.fits.posteriors, parameters.at, free, parameters.bounds, chart
+                point.fit.fits.posteriors, parameters.loss_at, free, parameters.bounds, chart
             )
         except FloatingPointError:  # no cavity, no gain
             slopes = np.full(len(free), math.nan)

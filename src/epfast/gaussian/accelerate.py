@@ -355,7 +355,7 @@ def _scaled_solution(matrix: Array, right: Array) -> Array | None:
 
 
 def step_to(
-    problem: Problem, X: Matrix, state: MeansState, fitted: MeansState, before: Sites, after: Sites
+    problem: Problem, X: Matrix, state: MeansState, swept: MeansState, before: Sites, after: Sites
 ) -> MeansMemory | None:
     """Take new sites, fitted from one posterior, to where a Newton step on its mean leads.
 
@@ -388,13 +388,13 @@ def step_to(
         scale[part] = np.sqrt(1.0 + spread)
         if gram is not None:
             gram += block.gram(weight[part])
-    uphill = fitted.shift - fitted.precision * mean
+    uphill = swept.shift - swept.precision * mean
     if gram is not None:
         delta = _scaled_solution(gram, uphill)
     else:
 
         def nearly(r: Array) -> tuple[Array, Array]:
-            return r / fitted.precision, base.precision * (r / fitted.precision)
+            return r / swept.precision, base.precision * (r / swept.precision)
 
         def pull(p: Array) -> Array:
             result = np.zeros_like(p)

@@ -525,7 +525,7 @@ def _problem(
     dense = chosen.posterior == "full" and (given.is_matrix or not wide)
     at = None if wide else model.center
     before = None if start is None else start.problem.prior
-    normal = given.after(before, chosen.schedule, model.d, ones, dense, at)
+    normal = given.of_fit(before, chosen.schedule, model.d, ones, dense, at)
     if not wide:
         return chosen.problem(model.data, normal, model.names)
     normal = replace(CenteredPrior(*normal.parts), center=model.center)

@@ -32,7 +32,7 @@ class NearRows(Protocol):
     @property
     def diagonal(self) -> Array: ...
 
-    def at(self, which: Indices, sites: Sites) -> tuple[Array, Array]: ...
+    def moments_at(self, which: Indices, sites: Sites) -> tuple[Array, Array]: ...
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -110,7 +110,7 @@ class NearestGPPosterior(ProcessPosterior):
                 "rows (predict by the estimator that made this posterior)"
             )
         with one_blas_thread(K_star.count):
-            return K_star.at(np.arange(len(K_star.diagonal)), self.state.sites)
+            return K_star.moments_at(np.arange(len(K_star.diagonal)), self.state.sites)
 
     def predict_mean(self, K_star: ArrayLike | NearRows) -> Array:
         """Mean of the process at new inputs, as :meth:`predict_latent` has it."""
@@ -153,7 +153,7 @@ def fit_nearest(
 
     def result(fit: Fit[GPState]) -> NearestGPPosterior:
         sites = fit.state.sites
-        cavities = rows.at(some, sites), wider.at(np.arange(len(some)), sites)
+        cavities = rows.moments_at(some, sites), wider.moments_at(np.arange(len(some)), sites)
         y, loss = problem.responses(some), problem.loss
         few, more = (loss.log_predictive(y, *moments) for moments in cavities)
         gain = float(np.mean(more - few))

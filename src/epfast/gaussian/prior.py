@@ -532,7 +532,7 @@ class PriorArguments(NamedTuple):
         means = _checks.array(f"{self.prefix}mean", self.mean, shape=(d,))
         return means if intercept is None else np.append(means, 0.0)
 
-    def after(
+    def of_fit(
         self,
         start: WeightPrior | None,
         schedule: Schedule | FilledSchedule,

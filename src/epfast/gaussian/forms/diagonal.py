@@ -404,11 +404,9 @@ class DiagonalEngine(EPEngine[MeansState, State]):
         new = families.copied(sites)
         if self.visit(state, new, no_tick, parallel=True).counts.refused:
             return None
-        fitted = self.form.rebuild(new, state.sweeps)
+        swept = self.form.rebuild(new, state.sweeps)
         memory = (
-            None
-            if fitted is None
-            else accelerate.step_to(self.problem, X, state, fitted, sites, new)
+            None if swept is None else accelerate.step_to(self.problem, X, state, swept, sites, new)
         )
         if memory is None:
             return None

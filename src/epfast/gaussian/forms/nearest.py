@@ -64,7 +64,7 @@ class Nearest(Form[NearState, GPState[ValueMoments, None, Array]]):
 
     def rebuild(self, sites: Sites, sweeps: int) -> NearState:
         """See :class:`epfast.gaussian.engine.Form`. O(n m^3 / 3)."""
-        cavity = self.rows.at(np.arange(self.n), sites)
+        cavity = self.rows.moments_at(np.arange(self.n), sites)
         return GPState(sites, sweeps, self.moments(sites, *with_sites(cavity, sites)))
 
     def summary(self, state: NearState, evidence: bool = True) -> Summary:
@@ -107,7 +107,7 @@ class NearestEngine(EPEngine[NearState, GPState[ValueMoments, None, Array]]):
         form, before, data = self.form, self.core.n_refused, self.problem.data
         mean, variance = state.moments.mean.copy(), state.moments.variance.copy()
         for block in self.blocks(state.sweeps):
-            cavity = form.rows.at(block, sites)
+            cavity = form.rows.moments_at(block, sites)
             own = Sites(*(part[block] for part in sites))
             copies = None if data.weights is None else data.weights[block]
             self.core.fit(*with_sites(cavity, own), data.y[block], *own, copies)

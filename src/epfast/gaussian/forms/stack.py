@@ -108,7 +108,7 @@ class Stack(Full[ChunkMemory]):
         arrays = zip(*(getattr(state, name) for name in names), strict=True)
         return [state._replace(**dict(zip(names, own, strict=True))) for own in arrays]
 
-    def at(self, latents: list[StackState], visits: Order) -> tuple[Array, Array]:
+    def moments_at(self, latents: list[StackState], visits: Order) -> tuple[Array, Array]:
         """Means and variances of the latents of rows, (C, q) each. O(C q d^2)."""
         h, s = np.empty((2, self.latents, len(visits)))
         for rows, _, at in self.rows(visits):
@@ -243,7 +243,7 @@ class Kernels(Form[LatentState, LatentResult]):
         """The moments of each latent."""
         return state.moments
 
-    def at(self, latents: tuple[ValueMoments, ...], visits: Order) -> tuple[Array, Array]:
+    def moments_at(self, latents: tuple[ValueMoments, ...], visits: Order) -> tuple[Array, Array]:
         """Means and variances of values, (C, q) each."""
         h, s = (
             np.stack([getattr(part, name)[visits] for part in latents])
@@ -329,7 +329,7 @@ class LatentEngine(EPEngine[Any, State | LatentResult]):
         if state.memory.flat:
             return state
         form, sites, covariance = self.form, state.sites, self.form.covariances(state)
-        h, s = (part.T for part in form.at(form.each(state), range(self.n_sites)))
+        h, s = (part.T for part in form.moments_at(form.each(state), range(self.n_sites)))
         around = cavities(sites, h, s)
         if around is None:
             return state
@@ -394,7 +394,7 @@ class LatentEngine(EPEngine[Any, State | LatentResult]):
             part = visits[first : first + size]
             numbers, before = as_array(part), core.n_refused
             new, scale = np.empty((len(own.shift), 2, len(part))), np.empty(len(part))
-            h, s = self.form.at(now, part)
+            h, s = self.form.moments_at(now, part)
             core.fit(h, s, self.problem.data.y, numbers, *own, new, scale)
             made, lost = now, core.n_refused > before
             if first + len(part) < n:  # what the last ones make is built of all sites
