@@ -77,7 +77,7 @@ from epfast.estimators.search import (
 from epfast.gaussian import GPPosterior, LatentGPPosterior, LowRankGPPosterior
 from epfast.gaussian.average import averaged
 from epfast.gaussian.diagnostics import trusted
-from epfast.gaussian.fit_gp import warn_of_process, without_factor
+from epfast.gaussian.fit_gp import warn_of_process
 from epfast.gaussian.fit_hyper_gp import IntegratedProcess, ProcessTarget, parameters_of
 from epfast.gaussian.low_rank import note_rank
 from epfast.gaussian.nearest import NearestGPPosterior
@@ -1311,8 +1311,9 @@ class Maximum(NamedTuple):
         if isinstance(post, LowRankGPPosterior):
             error = post.truncation_error or 0.0
         if isinstance(post, GPPosterior):  # by the condition of I + S K S
-            largest = float(np.max(post.diagonal * np.abs(post.sites.precision)))
-            rounding = np.finfo(float).eps * len(post.diagonal) * largest
+            diagonal = post.problem.prior.kernel.diagonal
+            largest = float(np.max(diagonal * np.abs(post.sites.precision)))
+            rounding = np.finfo(float).eps * len(diagonal) * largest
         return cls(theta, value, start, error, metric, rounding)
 
     @property
@@ -1352,11 +1353,11 @@ class Evidence(ProcessTarget):
     def posterior_at(
         self, u: Array, tol: float, near: ProcessPosterior | WarmStart | None
     ) -> ProcessPosterior | None:
-        """As of every target, without the matrix of n^2 numbers."""
+        """As of every target, from the sites of this one where none are near."""
         post = super().posterior_at(u, tol, self.sites if near is None else near)  # type: ignore[arg-type]
         self.tried += 1
         self.lost += post is None
-        return without_factor(post) if isinstance(post, GPPosterior) else post
+        return post
 
     def maximum(self, optimizer: str | Optimizer) -> Maximum | None:
         """The end of the search. None: there is no fit."""
