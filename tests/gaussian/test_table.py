@@ -11,7 +11,7 @@ from scipy import sparse
 
 import epfast
 from epfast import ADF, DEP, EP, DoubleLoop, fit_gp, fit_linear, losses
-from epfast.gaussian.fit_linear import fit_problem
+from epfast.gaussian.fit_linear import fit_problem, sparse_form
 from epfast.gaussian.prior import PriorArguments
 from epfast.gaussian.rows import data_of
 from epfast.gaussian.table import ENGINES, SCHEDULE_NUMBERS, Request, choose, legal
@@ -211,9 +211,11 @@ def test_a_number_is_used_or_refused(key, name):
     rows, y = batteries.rows(LOSSES["logistic"])
     if several:
         y = np.arange(len(y)) % 3
-    full = key[0] == "full"
-    data = data_of(rows, y, None, chosen.loss)
-    problem = chosen.problem(data, PriorArguments().prior(rows.shape[1], full))
+    if key[0] == "sparse":
+        rows, prior = sparse_form(rows, PriorArguments(), None, None, None, "sparse")
+    else:
+        prior = PriorArguments().prior(rows.shape[1], full=key[0] == "full")
+    problem = chosen.problem(data_of(rows, y, None, chosen.loss), prior)
     read.clear()
     fit_problem(problem)
     assert name in read
