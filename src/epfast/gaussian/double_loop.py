@@ -189,8 +189,8 @@ class DescentEngine:
         sites, sweeps = flat(self.n_sites), 0
         if start is not None:
             sites, sweeps = start.sites, start.n_sweeps
-        begun = np.array([sites.shift, sites.precision])
-        for r in (begun, begun * (sites.precision > 0.0), np.zeros_like(begun)):
+        first = np.array([sites.shift, sites.precision])
+        for r in (first, first * (sites.precision > 0.0), np.zeros_like(first)):
             process = self._process(r)
             if process is None:
                 continue

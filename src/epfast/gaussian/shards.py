@@ -200,16 +200,16 @@ def local_update(
     return Update(new_site, new_rows, last.n_refused, distance, last.n_failed)
 
 
-def _start_of_shard(shard: Problem, made: Sites, rows: Sites | None) -> WarmStart | None:
+def _start_of_shard(shard: Problem, product: Sites, rows: Sites | None) -> WarmStart | None:
     """Where sweeps within a shard begin: the cavity times its rows."""
     if rows is None:
         return None
     cavity = shard.base
     state = cavity._replace(
-        precision=cavity.precision + made.precision,
-        shift=cavity.shift + made.shift,
+        precision=cavity.precision + product.precision,
+        shift=cavity.shift + product.shift,
         sites=rows,
-        log_scale=cavity.log_scale + float(made.log_scale),
+        log_scale=cavity.log_scale + float(product.log_scale),
     )
     return WarmStart(rows, state.shift, state, problem=shard)
 

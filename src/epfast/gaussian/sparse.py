@@ -93,7 +93,7 @@ def elimination_order(pattern: CSR) -> Indices:
     ones.data[:] = 1.0
     dominant = sparse.csc_array(ones + sparse.diags_array(2.0 + ones.sum(axis=0)))
     options = {"SymmetricMode": True}
-    made = spilu(
+    factors = spilu(
         dominant,
         drop_tol=1.0,
         fill_factor=1.0,
@@ -101,7 +101,7 @@ def elimination_order(pattern: CSR) -> Indices:
         diag_pivot_thresh=0.0,
         options=options,
     )
-    return np.argsort(made.perm_c).astype(np.intp)
+    return np.argsort(factors.perm_c).astype(np.intp)
 
 
 class Pattern:
@@ -122,13 +122,13 @@ class Pattern:
         rest = np.setdiff1d(np.arange(matrix.shape[0]), dense)
         inner = sparse.csc_array(matrix)[:, rest][rest]
         first = np.argsort(np.diff(inner.indptr), kind="stable")
-        made = eliminated(inner, first, MOST_FILL * inner.nnz)
-        if made is None or made.fills:
+        elimination = eliminated(inner, first, MOST_FILL * inner.nnz)
+        if elimination is None or elimination.fills:
             first = elimination_order(inner)
-            made = eliminated(inner, first)
-        assert made is not None
-        check_memory(made.counts, made.lead)
-        return cls(dense, rest[first], *factor_pattern(*made[:-1]))
+            elimination = eliminated(inner, first)
+        assert elimination is not None
+        check_memory(elimination.counts, elimination.lead)
+        return cls(dense, rest[first], *factor_pattern(*elimination[:-1]))
 
     @property
     def d(self) -> int:
@@ -294,11 +294,11 @@ class Moments(NamedTuple):
         inner = np.array(columns[pattern.order], order="C")
         outer = self.covariance @ (columns[pattern.dense] - self.slope.T @ inner)
         pattern.core.solve(self.numbers, inner)
-        made = np.empty(columns.shape)
-        made[pattern.order], made[pattern.dense] = inner - self.slope @ outer, outer
+        result = np.empty(columns.shape)
+        result[pattern.order], result[pattern.dense] = inner - self.slope @ outer, outer
         if self.bound is None:
-            return made
-        return made - self.bound.along @ (self.bound.along.T @ columns)
+            return result
+        return result - self.bound.along @ (self.bound.along.T @ columns)
 
     def colored(self, noise: Array) -> Array:
         """Standard normal draws (k, d) as draws about the mean, (k, d)."""
@@ -306,11 +306,11 @@ class Moments(NamedTuple):
         inner = np.array(noise[:, pattern.order].T, order="C")
         pattern.core.solve(self.numbers, inner, "back")
         outer = self.root @ noise[:, pattern.dense].T
-        made = np.empty(noise.shape)
-        made[:, pattern.order], made[:, pattern.dense] = (inner - self.slope @ outer).T, outer.T
+        result = np.empty(noise.shape)
+        result[:, pattern.order], result[:, pattern.dense] = (inner - self.slope @ outer).T, outer.T
         if self.bound is None:
-            return made
-        return made - (made @ self.bound.against.T) @ self.bound.along.T
+            return result
+        return result - (result @ self.bound.against.T) @ self.bound.along.T
 
     def with_inverse(self) -> Moments:
         """The same, with entries of S^-1 and variances at hand."""
@@ -347,17 +347,17 @@ class Moments(NamedTuple):
         beside = np.zeros((pattern.d, len(self.root)))
         beside[pattern.order] = -self.slope @ self.root
         beside[pattern.dense] = self.root
-        made = np.zeros(one.shape)
-        made[inner] = inverse[places[inner]]
-        made += beside[columns] @ np.swapaxes(beside[columns], 1, 2)
+        result = np.zeros(one.shape)
+        result[inner] = inverse[places[inner]]
+        result += beside[columns] @ np.swapaxes(beside[columns], 1, 2)
         if self.bound is not None:
             reach = self.bound.along[columns]
-            made -= reach @ np.swapaxes(reach, 1, 2)
+            result -= reach @ np.swapaxes(reach, 1, 2)
         for i in np.flatnonzero((places < 0).any(axis=(1, 2))):  # columns that do not meet
             units = np.zeros((pattern.d, q))
             units[columns[i], np.arange(q)] = 1.0
-            made[i] = self.products(units)[columns[i]]
-        return made
+            result[i] = self.products(units)[columns[i]]
+        return result
 
 
 def squares(rows: Array) -> Array:
@@ -401,8 +401,8 @@ def moments(
         if not (math.isfinite(log_determinant) and np.isfinite(mean).all()):
             return None
     assert root is not None
-    made = Moments(pattern, numbers, slope, covariance, root, mean, log_determinant, math.nan)
-    whole = made if constraints is None else conditioned(made, constraints)
+    free = Moments(pattern, numbers, slope, covariance, root, mean, log_determinant, math.nan)
+    whole = free if constraints is None else conditioned(free, constraints)
     return None if whole is None else whole.of_mass(0.5 * float(shift @ whole.mean))
 
 
