@@ -735,7 +735,8 @@ class LowRankProcess(Process):
     def _typical_precision(self, theta: Array) -> float:
         """Of the sites, by a fit of some rows."""
         pilot = self.pilot(pilot_rows(len(self.X)))
-        sites = pilot.at(theta).fit(pilot.schedule, None).state.sites
+        sites = pilot.at(theta).fit(pilot.schedule, None).sites
+        assert sites is not None
         return float(np.mean(np.abs(sites.precision)))
 
     def factor_by(self, theta: Array) -> LowRankFactor:

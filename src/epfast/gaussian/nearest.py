@@ -61,6 +61,7 @@ class NearestGPPosterior(ProcessPosterior):
         As in :class:`GPPosterior`.
     """
 
+    state: GPState
     problem: Problem[KernelPrior]
     n_neighbors: int
     loo_gain: float

@@ -38,6 +38,7 @@ from epfast.gaussian.engine import (
     gaussian,
     proper,
 )
+from epfast.gaussian.forms.kernel import GPState, ValueMoments
 from epfast.gaussian.orders import (
     AtOnce,
     RowMemory,
@@ -48,6 +49,7 @@ from epfast.gaussian.orders import (
 )
 from epfast.gaussian.prior import PerWeightPrior
 from epfast.gaussian.problem import Problem, sum_of_sites
+from epfast.gaussian.sparse import Moments
 from epfast.gaussian.state import State, factor_of
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
@@ -88,6 +90,18 @@ class ShrunkState(NamedTuple):
     mean: Array
     variance: Array
     log_evidence: float
+
+
+#: as a posterior has it: of weights, or of values whose moments may be yet to be computed
+KeptState = (
+    State
+    | ShrunkState
+    | GPState[
+        ValueMoments | tuple[ValueMoments, ...] | Moments | None,
+        object,
+        Array | tuple[Array, ...],
+    ]
+)
 
 
 class Memory(NamedTuple):
