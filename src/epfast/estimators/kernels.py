@@ -632,7 +632,7 @@ class BinaryProcess(Process):
         else:
             K[np.diag_indices(len(K))] += self.jitter
             process = ours.with_kernel(K)
-            assert process.prior.kernel is not None
+            assert isinstance(process.prior.kernel, KernelMatrix)
             process.prior.kernel.pool = self.pool
 
         def slope(post: ProcessPosterior) -> Array:

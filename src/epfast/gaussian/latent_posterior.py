@@ -12,7 +12,7 @@ from scipy import special
 from epfast import families
 from epfast._arrays import Array, Given, Matrix, RowsGiven, is_sparse, pieces
 from epfast.gaussian.checking import LinearProposal
-from epfast.gaussian.engine import plain
+from epfast.gaussian.engine import plain, with_moments
 from epfast.gaussian.forms.nested import (
     MOST_ROUNDS,
     Joint,
@@ -79,7 +79,8 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
 
     def _evidence(self) -> float:
         assert isinstance(self.state, State)
-        norms = sum(part._moments.log_norm for part in self.parts)
+        pairs = zip(self.precision, self.shift, strict=True)
+        norms = sum(with_moments(State(*pair, None, 0.0, 0)).log_norm for pair in pairs)
         return float(self.state.log_scale + norms + self.problem.prior_norm)
 
     @property

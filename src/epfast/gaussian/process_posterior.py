@@ -439,6 +439,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         return super().__getstate__() | {"state": self._solved}
 
     def form(self) -> Kernel:
+        assert isinstance(self.problem.prior.kernel, KernelMatrix)
         return Kernel(self.problem.prior.kernel, proper=self.is_exact)
 
     @property
