@@ -48,11 +48,11 @@ class AsCompleted(ShardEngine):
     tasks: Workers[Update]
     form: PlacedShards
 
-    def visits(self, state: ShardState) -> Visits[ShardState]:
+    def visits(self, state: ShardState) -> Visits[ShardState, ShardMemory]:
         return AsTheyCome(self, state)
 
 
-class AsTheyCome(Visits[ShardState]):
+class AsTheyCome(Visits[ShardState, ShardMemory]):
     """A pass: as many answers as there are shards, each of which moves the posterior as it comes.
 
     An answer is that of a visit. One of an older visit is dropped: its shard has answered since,
@@ -74,7 +74,9 @@ class AsTheyCome(Visits[ShardState]):
         #: how often answers of a shard were refused in a row
         self.tries: Counter[int] = Counter()
 
-    def visit(self, state: ShardState, sites: list[ShardSite], tick: Tick) -> Visited[ShardState]:
+    def visit(
+        self, state: ShardState, sites: list[ShardSite], tick: Tick
+    ) -> Visited[ShardState, ShardMemory]:
         sizes, taken, refused, distance = self.engine.form.sizes, 0, 0, 0.0
         for k in self._flying():
             if self.sent[k] and self.sent[k] % LATE == 0:
@@ -107,8 +109,12 @@ class AsTheyCome(Visits[ShardState]):
         return Visited(Counts(refused), settled=settled)
 
     def accelerate(
-        self, old: ShardState, new: ShardState, visited: Visited[ShardState], moved: float
-    ) -> tuple[ShardState, Visited[ShardState]]:
+        self,
+        old: ShardState,
+        new: ShardState,
+        visited: Visited[ShardState, ShardMemory],
+        moved: float,
+    ) -> tuple[ShardState, Visited[ShardState, ShardMemory]]:
         """The state, with how the next answers are taken.
 
         A run ends where each shard has answered to the posterior that stands still: what a slow

@@ -15,9 +15,17 @@ import numpy as np
 from epfast import families
 from epfast._arrays import Array
 from epfast.dask.as_completed import AsCompleted
-from epfast.dask.prediction import Posterior
 from epfast.dask.worker import Facts, Passed, Placed, local_pass, update_kept
-from epfast.gaussian.engine import EPEngine, Full, Visited, Working, plain, proper, with_moments
+from epfast.gaussian.engine import (
+    EPEngine,
+    Full,
+    Start,
+    Visited,
+    Working,
+    plain,
+    proper,
+    with_moments,
+)
 from epfast.gaussian.passes import start_of_pass
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.rows import NO_ROWS, Data
@@ -78,7 +86,7 @@ class PlacedShards(Shards):
         nothing = flat_site(self.problem.base.precision)
         return proper(self.rebuild([ShardSite(nothing, some.kept) for some in self.rows], 0))
 
-    def checked_start(self, start: Posterior) -> list[ShardSite]:
+    def checked_start(self, start: Start) -> list[ShardSite]:
         sites = Full.checked_start(self, start)
         own = [families.select(sites, k) for k in range(len(self.rows))]
         return [ShardSite(site, some.kept) for site, some in zip(own, self.rows, strict=True)]
@@ -137,7 +145,7 @@ def check_rows(facts: list[Facts], loss: Loss) -> None:
     note_weights(np.array([part.fraction for part in facts]))
 
 
-class Passes(EPEngine[Working, State]):
+class Passes(EPEngine[Working, State, None]):
     """ADF: each thread of the cluster passes over shards of its own, one after the other.
 
     The result is the product of what they end with, over all but one of what they began with. A
@@ -151,10 +159,10 @@ class Passes(EPEngine[Working, State]):
         super().__init__(problem, Full(problem))
         self.streams = streams
 
-    def init(self, start: Posterior | None) -> Working:
+    def init(self, start: Start | None) -> Working:
         return start_of_pass(self.problem, start)
 
-    def visit(self, state: Working, sites: None, tick: Tick) -> Visited[Working]:
+    def visit(self, state: Working, sites: None, tick: Tick) -> Visited[Working, None]:
         base, seen = plain(state), list[Facts]()
         reached: list[Working | None] = [None] * len(self.streams)
         totals = np.zeros(3, dtype=np.intp)

@@ -634,7 +634,7 @@ class BinaryProcess(Process):
         else:
             K[np.diag_indices(len(K))] += self.jitter
             process = ours.with_kernel(K)
-            assert process.prior.kernel is not None
+            assert isinstance(process.prior.kernel, KernelMatrix)
             process.prior.kernel.pool = self.pool
 
         def slope(post: ProcessPosterior) -> Array:
@@ -737,7 +737,8 @@ class LowRankProcess(Process):
     def _typical_precision(self, theta: Array) -> float:
         """Of the sites, by a fit of some rows."""
         pilot = self.pilot(pilot_rows(len(self.X)))
-        sites = pilot.point_at(theta).fit(pilot.schedule, None).state.sites
+        sites = pilot.point_at(theta).fit(pilot.schedule, None).sites
+        assert sites is not None
         return float(np.mean(np.abs(sites.precision)))
 
     def factor_by(self, theta: Array) -> LowRankFactor:

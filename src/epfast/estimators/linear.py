@@ -86,6 +86,7 @@ from epfast.gaussian.prior import (
     checked_variances,
 )
 from epfast.gaussian.rows import NO_ROWS, center_of, own_rows, responses_of, with_ones
+from epfast.gaussian.state import State
 from epfast.gaussian.table import (
     COVARIANCES,
     Choices,
@@ -1198,6 +1199,7 @@ def under(post: Posterior, old: WeightPrior, prior: WeightPrior) -> Posterior:
     problem = post.problem.with_prior(prior)
     if isinstance(post, WidePosterior):
         return replace(post, problem=problem)
+    assert isinstance(state, State)
     state = state._replace(
         precision=state.precision - old.precision + prior.precision,
         shift=state.shift - old.shift + prior.shift,

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks, inference, losses, schemes
 from epfast._arrays import AnyArray, Array
+from epfast._core.kernel_matrix import KernelMatrix
 from epfast.estimators.base import (
     ClassWeight,
     ConvergenceWarning,
@@ -1311,9 +1312,10 @@ class Maximum(NamedTuple):
         if isinstance(post, LowRankGPPosterior):
             error = post.truncation_error or 0.0
         if isinstance(post, GPPosterior):  # by the condition of I + S K S
-            diagonal = post.problem.prior.kernel.diagonal
-            largest = float(np.max(diagonal * np.abs(post.sites.precision)))
-            rounding = np.finfo(float).eps * len(diagonal) * largest
+            kernel = post.problem.prior.kernel
+            assert isinstance(kernel, KernelMatrix)
+            largest = float(np.max(kernel.diagonal * np.abs(post.sites.precision)))
+            rounding = np.finfo(float).eps * len(kernel.diagonal) * largest
         return cls(theta, value, start, error, metric, rounding)
 
     @property

@@ -40,6 +40,7 @@ from epfast.gaussian.posterior import GaussianPosterior
 from epfast.gaussian.prior import WeightPrior, prior_of
 from epfast.gaussian.rows import mean_of_rows
 from epfast.gaussian.shards import WarmStart
+from epfast.gaussian.state import State
 from epfast.inference import (
     FAILURES,
     DataWarning,
@@ -1106,6 +1107,7 @@ def with_noise(post: Posterior, problem: Problem) -> Posterior:
     assert isinstance(last.loss, Gaussian)
     share = last.loss.variance / problem.loss.variance
     old, new = last.base, problem.base
+    assert isinstance(post.state, State)
     state = post.state._replace(
         precision=share * (post.state.precision - old.precision) + new.precision,
         shift=share * (post.state.shift - old.shift) + new.shift,

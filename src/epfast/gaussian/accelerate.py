@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import linalg
 
-from epfast._arrays import Array, Matrix, Piece, row_chunks
+from epfast._arrays import Array, Matrix, Piece, is_sparse, row_chunks
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engine import Working
@@ -310,10 +310,10 @@ MeansState = Working[MeansMemory]
 class _Part:
     """Some rows of X, dense or CSR, and the entries of their sites: arrays of one shape."""
 
-    def __init__(self, X: Any, part: Piece) -> None:
-        self.rows = X[part]
-        self.sparse = hasattr(X, "indptr")
-        if self.sparse:
+    def __init__(self, X: Matrix, part: Piece) -> None:
+        self.sparse = is_sparse(X)
+        self.rows: Matrix = X[part]
+        if is_sparse(self.rows) and is_sparse(X):
             self.x = self.rows.data
             count = np.diff(self.rows.indptr)
             self.row = np.repeat(np.arange(len(count)), count)
@@ -335,11 +335,11 @@ class _Part:
 
     def by_column(self, a: Array) -> Array:
         """The numbers of columns at each entry."""
-        return a[self.rows.indices] if self.sparse else a
+        return a[self.rows.indices] if is_sparse(self.rows) else a
 
     def gram(self, weight: Array) -> Array:
         """X' W X. O(q d^2), or of the nonzeros of rows."""
-        if not self.sparse:
+        if not is_sparse(self.rows):
             return np.asarray(self.x.T @ (weight[:, None] * self.x))
         return np.asarray((self.rows.T @ self.rows.multiply(weight[:, None])).toarray())
 

@@ -24,15 +24,16 @@ a step costs some 16 n^3 and 16 n^2 numbers.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import linalg
 
 from epfast._arrays import Array, symmetric_from_upper
 from epfast._core.cholesky import cholesky, inverse_from_factor, symmetric_times
+from epfast._core.kernel_matrix import KernelMatrix
 from epfast._core.thread_pool import ThreadPool
-from epfast.gaussian.engine import flat
+from epfast.gaussian.engine import Start, flat
 from epfast.gaussian.forms.kernel import GPState, Kernel, ValueMoments, log_evidence
 from epfast.gaussian.prior import KernelPrior
 from epfast.gaussian.problem import Problem
@@ -172,7 +173,9 @@ class DescentEngine:
     """The outer loop: each sweep is one step that lowers F."""
 
     def __init__(self, problem: Problem[KernelPrior], form: Kernel | None = None) -> None:
-        self.form, self.pool = form or Kernel(problem.prior.kernel), problem.prior.kernel.pool
+        kernel = problem.prior.kernel
+        assert isinstance(kernel, KernelMatrix)
+        self.form, self.pool = form or Kernel(kernel), kernel.pool
         self.tilted, self.y = problem.tilted(), problem.responses(slice(None))
         schedule = problem.schedule
         self.power, self.match = schedule.start.power, schedule.match
@@ -181,13 +184,14 @@ class DescentEngine:
         self.n_sites = self.order_of_matrices = problem.n_rows
         self.remedy, self.evidence_bound = problem.remedy, problem.evidence_bound
 
-    def init(self, start: Any) -> DescentState:
+    def init(self, start: Start | None) -> DescentState:
         """Make the initial state from the sites of the start.
 
         If a cavity is improper the sites of negative precision are dropped: then all are proper.
         """
         sites, sweeps = flat(self.n_sites), 0
         if start is not None:
+            assert start.sites is not None
             sites, sweeps = start.sites, start.n_sweeps
         first = np.array([sites.shift, sites.precision])
         for r in (first, first * (sites.precision > 0.0), np.zeros_like(first)):

@@ -22,7 +22,7 @@ from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.problem import Problem, RowSlice, RowsOrProcess
 from epfast.gaussian.state import RelaxationFactors, State, inverse_of, inverse_root, not_proper
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, Summary, Swept
-from epfast.inference.loop import NO_COUNTS, change
+from epfast.inference.loop import NO_COUNTS, RunState, change
 from epfast.inference.runtime import Tick
 from epfast.schemes import Relaxed
 
@@ -51,6 +51,19 @@ class StateOfForm(Protocol):
     def relaxed(self) -> RelaxationFactors | None: ...
 
     def _replace(self, *args: Any, **changes: Any) -> Self: ...
+
+
+class Start(Protocol):
+    """What the engine reads of what a fit begins with: a posterior, or sites."""
+
+    @property
+    def sites(self) -> Sites | None: ...
+
+    @property
+    def n_sweeps(self) -> int: ...
+
+    @property
+    def state(self) -> RunState | None: ...
 
 
 if TYPE_CHECKING:
@@ -97,7 +110,7 @@ class Working(NamedTuple, Generic[M]):
     memory: M | None = None
 
 
-class Visited(NamedTuple, Generic[S]):
+class Visited(NamedTuple, Generic[S, M]):
     """What visits of all factors have found, beside the sites that they fitted in place."""
 
     counts: Counts = NO_COUNTS
@@ -106,7 +119,7 @@ class Visited(NamedTuple, Generic[S]):
     #: mean and variance as the visits have left them, where the sites are yet to be summed up
     swept_moments: Summary | None = None
     #: what the next sweep goes by. None: as before, or what the form says
-    memory: Any = None
+    memory: M | None = None
     #: the largest distance of a row from its fixed point, in its sd or log variance
     residual: float = 0.0
     #: True or False if visits test for a fixed point themselves
@@ -121,7 +134,7 @@ class Visited(NamedTuple, Generic[S]):
     in_flight: int | None = None
 
 
-class Visits(Generic[S]):
+class Visits(Generic[S, M]):
     """Visits of all factors in some order: what a form, a store and a factor ask of the core."""
 
     #: whether the sites make a proper posterior after each call of the core
@@ -131,14 +144,16 @@ class Visits(Generic[S]):
     #: fits sites beside relaxation factors, in relaxed EP
     relaxation: Relaxation | None = None
 
-    def visit(self, state: S, sites: Any, tick: Tick) -> Visited[S]:
+    def visit(self, state: S, sites: Any, tick: Tick) -> Visited[S, M]:
         """Fit the sites, in place, from the posterior of ``state``.
 
         Visits that store none get None, and catch Ctrl-C themselves, see :class:`PartOfSweep`.
         """
         raise NotImplementedError
 
-    def accelerate(self, old: S, new: S, visited: Visited[S], moved: float) -> tuple[S, Visited[S]]:
+    def accelerate(
+        self, old: S, new: S, visited: Visited[S, M], moved: float
+    ) -> tuple[S, Visited[S, M]]:
         """The state from which the next sweep is best begun, with what that goes by.
 
         old, new: before and after the visits, which moved the posterior so far.
@@ -167,10 +182,10 @@ def carry_memory(old: S, new: S, relaxation: Relaxation | None = None) -> S:
     return new if relaxation is None else new._replace(relaxed=old.relaxed)
 
 
-def relaxed_of(start: Any, n: int) -> RelaxationFactors | None:
+def relaxed_of(start: Start, n: int) -> RelaxationFactors | None:
     """The relaxation factors of a start, checked. None: it has none."""
     relaxed: RelaxationFactors | None
-    relaxed = getattr(getattr(start, "state", None), "relaxed", None)
+    relaxed = getattr(start.state, "relaxed", None)
     if relaxed is not None and [len(part) for part in relaxed] != [n, n]:
         raise ValueError(
             f"start has {len(relaxed.shift)} relaxation factors; allowed: {n}, the same rows"
@@ -226,14 +241,15 @@ class Form(Generic[S, E]):
         """The state before the first sweep."""
         return proper(self.rebuild(self.flat(), 0))
 
-    def checked_start(self, start: Any) -> Any:
+    def checked_start(self, start: Start) -> Any:
         """The sites of a start, checked."""
         if start.sites is None:
             raise ValueError(
                 "start has no sites (it comes from ADF); allowed with EP: a result of EP"
             )
         shapes = tuple(np.shape(part) for part in start.sites)
-        size = None if self.weights is None or start.shift is None else start.shift.size
+        shift = None if self.weights is None else getattr(start, "shift", None)
+        size = None if shift is None else shift.size
         if shapes != self.shapes or size not in (None, self.weights):
             several = "" if size is None else f" and {size} weights"
             raise ValueError(
@@ -266,7 +282,7 @@ class Form(Generic[S, E]):
         """Work in other arrays than those that went into a result."""
 
 
-class EPEngine(Visits[S], Generic[S, E]):
+class EPEngine(Visits[S, M], Generic[S, E, M]):
     """A sweep visits all factors; the sites that they get make the next posterior.
 
     A subclass says which visits there are: others, or its own.
@@ -295,7 +311,7 @@ class EPEngine(Visits[S], Generic[S, E]):
         remedy: str = self.problem.remedy
         return remedy
 
-    def init(self, start: Any) -> S:
+    def init(self, start: Start | None) -> S:
         self.form.own_arrays()
         if self.exact is not None:
             sweeps = self.form.sweeps if start is None else start.n_sweeps
@@ -318,7 +334,7 @@ class EPEngine(Visits[S], Generic[S, E]):
         """The state of a start, or of the prior, with what the first sweep goes by."""
         return state
 
-    def visits(self, state: S) -> Visits[S]:
+    def visits(self, state: S) -> Visits[S, M]:
         """The visits of the next sweep."""
         return self
 
@@ -326,7 +342,7 @@ class EPEngine(Visits[S], Generic[S, E]):
         last, tasks = state, self.tasks
         if self.exact is not None:
             tick(self.n_sites)
-            same = Visited(swept_state=state._replace(sweeps=state.sweeps + 1))
+            same = Visited[S, M](swept_state=state._replace(sweeps=state.sweeps + 1))
             return self._found(last, before, state, None, self, same)
         lost, n_bytes = (0, 0) if tasks is None else (tasks.n_lost, tasks.n_bytes)
         state = self.pre_step(state) if self.steps else state
@@ -361,8 +377,8 @@ class EPEngine(Visits[S], Generic[S, E]):
         before: Summary | None,
         state: S,
         sites: Any,
-        visits: Visits[S],
-        visited: Visited[S],
+        visits: Visits[S, M],
+        visited: Visited[S, M],
     ) -> Swept[S]:
         """The state that visits of all factors lead to, and what has been found.
 

@@ -12,7 +12,7 @@ from epfast import _checks, losses
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian.diagnostics import broken
 from epfast.gaussian.double_loop import DescentEngine
-from epfast.gaussian.engine import flat
+from epfast.gaussian.engine import Start, flat
 from epfast.gaussian.factor import KernelColumns, LowRankFactor
 from epfast.gaussian.forms.kernel import GPState, Kernel, ProcessEngine
 from epfast.gaussian.forms.stack import LatentEngine
@@ -285,13 +285,15 @@ def fit_process(
     the kernel is left with R, for gradients by it, and what predictions need is yet to be computed.
     """
     schedule, several = problem.schedule, problem.loss.latents != 1
-    kernels: tuple[KernelMatrix, ...] = problem.prior.kernel if several else (problem.prior.kernel,)
+    kernel = problem.prior.kernel
+    assert isinstance(kernel, KernelMatrix | tuple)
+    kernels = kernel if isinstance(kernel, tuple) else (kernel,)
     descends = isinstance(schedule, DoubleLoop)
     sweeps = schedule.start if descends else schedule
     # what Ctrl-C leaves: the sweeps that are done and their posterior
     history: list[SweepInfo] = []
     kind = LatentGPPosterior if several else GPPosterior
-    post: ProcessPosterior | WarmStart | None = start
+    post: Start | None = start
     fit = None
 
     def result(fit: Fit[Any]) -> GPPosterior | LatentGPPosterior:
@@ -313,12 +315,12 @@ def fit_process(
                 engine = LatentEngine(problem)
             else:
                 exact, first = problem.sites_unswept(), problem._replace(schedule=sweeps)
-                form = Kernel(problem.prior.kernel, proper=exact is not None)
+                form = Kernel(kernels[0], proper=exact is not None)
                 form.slopes = slopes
                 engine = ProcessEngine(first, form, exact=exact)
             try:
                 guess = check and start_may_be_dropped(start, problem)
-                fit = run_engine(engine, sweeps, start, guess=guess)
+                fit = run_engine(engine, sweeps, post, guess=guess)
                 post = result(fit)
                 if problem.scheme.polish and not fit.stopped:
                     fit = polished(engine, sweeps, problem.scheme, fit, post)
@@ -360,6 +362,7 @@ def unfitted(problem: Problem[KernelPrior]) -> GPPosterior | LatentGPPosterior:
     if problem.loss.latents != 1:
         engine = LatentEngine(problem)
         return LatentGPPosterior(engine.finish(engine.init(None)), problem, False, [])
+    assert isinstance(problem.prior.kernel, KernelMatrix)
     state = GPState(flat(problem.n_rows), 0, Kernel(problem.prior.kernel).at_prior())
     return GPPosterior(state, problem, False, [])
 

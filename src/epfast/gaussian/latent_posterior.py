@@ -78,7 +78,9 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         return np.stack([part._root for part in self.parts])
 
     def _evidence(self) -> float:
-        norms = sum(with_moments(part.state).log_norm for part in self.parts)
+        assert isinstance(self.state, State)
+        pairs = zip(self.precision, self.shift, strict=True)
+        norms = sum(with_moments(State(*pair, None, 0.0, 0)).log_norm for pair in pairs)
         return float(self.state.log_scale + norms + self.problem.prior_norm)
 
     @property
@@ -103,7 +105,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         factors under the cavities. O(n (C d)^2).
         """
         loss, sites, (latents, d) = self.problem.loss, self.state.sites, self.mean.shape
-        if not isinstance(loss, Multiclass) or latents * d > CLOSEST_UP_TO:
+        if sites is None or not isinstance(loss, Multiclass) or latents * d > CLOSEST_UP_TO:
             return None
         y = self.problem.data.y
         h, s = self.marginals_of_rows()
@@ -123,7 +125,8 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
     remove = FullPosterior.remove
 
     def _of_rest(self, problem: Problem, removal: NDArray[np.bool_], rest: Problem) -> State | None:
-        state = self._form(rest).rebuild(families.select(self.state.sites, ~removal), self.n_sweeps)
+        assert self.sites is not None
+        state = self._form(rest).rebuild(families.select(self.sites, ~removal), self.n_sweeps)
         return None if state is None else plain(state)
 
     def partial_fit(self, X: RowsGiven, y: ArrayLike, **options: Given | Schedule) -> NoReturn:
@@ -210,11 +213,12 @@ class JointPosterior(LatentPosterior):
         return h, S if joint else np.einsum("nkk->nk", S).copy()
 
     def _loo_of_factors(self) -> Array:
-        data = self.problem.data
+        data, sites = self.problem.data, self.sites
+        assert sites is not None
         offset = data.y[:, 1:] if data.y.shape[1] > 1 else None
         classes = data.y[:, 0].astype(np.intp)
-        m, V = cavities(*differences(classes, *self._between(data.X, offset)), self.state.sites)
-        return within(m, V, self.state.sites, MOST_ROUNDS)[1]
+        m, V = cavities(*differences(classes, *self._between(data.X, offset)), sites)
+        return within(m, V, sites, MOST_ROUNDS)[1]
 
     # -- prediction --
 

@@ -20,6 +20,7 @@ from epfast.gaussian.diagnostics import loo_of_columns, predicted
 from epfast.gaussian.engine import Working, plain, with_moments
 from epfast.gaussian.forms.kernel import GPState
 from epfast.gaussian.forms.sparse import SparseState
+from epfast.gaussian.forms.weights import ShrunkState
 from epfast.gaussian.online import Warn
 from epfast.gaussian.posterior import Fields, GaussianPosterior, shifted
 from epfast.gaussian.problem import Problem, sum_of_sites
@@ -131,13 +132,13 @@ class LinearPosterior(GaussianPosterior):
 
     @property
     def precision(self) -> Array:
-        precision: Array = self.state.precision
-        return precision
+        assert isinstance(self.state, State)
+        return self.state.precision
 
     @property
     def shift(self) -> Array:
-        shift: Array = self.state.shift
-        return shift
+        assert isinstance(self.state, State | ShrunkState)
+        return self.state.shift
 
     @property
     def covariance(self) -> Array:
@@ -155,6 +156,7 @@ class LinearPosterior(GaussianPosterior):
 
     def _evidence(self) -> float:
         """That of the precision and shift."""
+        assert isinstance(self.state, State)
         return float(self.state.log_scale + self._moments.log_norm + self.problem.prior_norm)
 
     @cached_property
@@ -163,6 +165,7 @@ class LinearPosterior(GaussianPosterior):
         swept, precision, shift = self.swept, self.precision, self.shift
         if swept is not None and swept.precision is precision and swept.shift is shift:
             return swept
+        assert isinstance(self.state, State | ShrunkState)
         return with_moments(State(precision, shift, None, self.state.log_scale, 0))
 
     # -- the rows of the fit --
@@ -212,6 +215,7 @@ class LinearPosterior(GaussianPosterior):
             and self.sites.precision.ndim == 3
         ):
             if len(self.sites.precision) > 1:  # of shards: fitted on a cluster
+                assert isinstance(self.state, State)
                 return replace(self, problem=problem, state=self.state._replace(sites=None))
             groups = np.zeros(problem.shape[0], dtype=np.intp)
             problem = problem._replace(data=problem.data._replace(groups=groups))
@@ -256,8 +260,8 @@ class LinearPosterior(GaussianPosterior):
         return replace(self, state=self._raised_state(level), problem=problem, known=known)
 
     def _raised_state(self, level: float) -> State | GPState:
-        state: State = raised(self.state, level)
-        return state
+        assert isinstance(self.state, State)
+        return raised(self.state, level)
 
     @cached_property
     def _root(self) -> Array:
@@ -614,6 +618,7 @@ class FactorizedPosterior(LinearPosterior):
         return np.asarray(noise * np.sqrt(self.variance))
 
     def _loo_of_factors(self) -> Array:
+        assert isinstance(self.state, State)
         return loo_of_columns(self.problem, self.state)
 
     def _of_block(self, block: Matrix) -> tuple[Array, Array]:
@@ -687,7 +692,9 @@ class FullPosterior(LinearPosterior):
             return super()._latent(rows, joint)
 
     def _loo_of_factors(self) -> Array:
+        assert isinstance(self.state, State)
         problem, stored, n = self.problem, self.state.sites, self.problem.n_rows
+        assert stored is not None
         mean, variance = np.empty((2, n))
         for k in range(len(stored.shift)):
             rows = np.flatnonzero(problem.data.groups == k)
@@ -779,6 +786,7 @@ class FullPosterior(LinearPosterior):
         self, problem: Problem, removal: NDArray[np.bool_], rest: Problem
     ) -> State | GPState | SparseState | None:
         """The state of the rows that are left. None: it is improper."""
+        assert isinstance(self.state, State)
         return online.without(problem, self.state, removal, rest)
 
 
@@ -807,6 +815,7 @@ def uncentered_posterior(post: P, center: Array, data: Data) -> P:
         base=uncentered(before.base, center),
     )
     known = Known(post.log_evidence, mean, np.reshape(blocks, root.shape))
+    assert isinstance(post.state, State)
     return replace(post, state=uncentered(post.state, center), problem=problem, known=known)
 
 
@@ -821,6 +830,7 @@ def recentered_posterior(post: P) -> P:
     precision, data = inverse_of(root @ root.T), problem.data
     if data.X is not None:
         data = data._replace(X=data.X - row)
+    assert isinstance(post.state, State)
     state = post.state._replace(precision=precision, shift=precision @ mean)
     prior = replace(problem.prior, center=np.zeros(len(center)))
     problem = problem._replace(data=data, prior=prior)

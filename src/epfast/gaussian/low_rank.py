@@ -35,6 +35,7 @@ from epfast.gaussian.process_posterior import (
 )
 from epfast.gaussian.rows import Data, responses_of
 from epfast.gaussian.shards import WarmStart
+from epfast.gaussian.state import State
 from epfast.gaussian.table import Choices, Request, at_start, choose
 from epfast.inference import Callback, DataWarning, Interrupted
 from epfast.inference.records import warn_user
@@ -257,8 +258,10 @@ class LowRankGPPosterior(ProcessPosterior):
         return super().__getstate__() | {"responses": self.problem.data.y}
 
     def __setstate__(self, state: Fields) -> None:
-        problem = state["problem"]
-        data = problem.data._replace(X=_design(state["factor"].G), y=state.pop("responses"))
+        problem, factor, y = state["problem"], state["factor"], state.pop("responses")
+        assert isinstance(problem, Problem)
+        assert isinstance(factor, LowRankFactor)
+        data = Data._make((_design(factor.G), y, *problem.data[2:]))
         self.__dict__.update(state | {"problem": problem._replace(data=data)})
 
 
@@ -387,5 +390,6 @@ def _weights_in(start: ProcessPosterior | WarmStart, problem: Problem) -> FullPo
     if weights.sites is None or weights.sites.shift.ndim != 1:
         return weights
     # the engine sums the sites again
+    assert isinstance(weights.state, State)
     state = weights.state._replace(precision=np.eye(d), shift=np.zeros(d))
     return replace(weights, state=state)

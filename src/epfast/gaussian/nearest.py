@@ -4,35 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import ClassVar, Never, Protocol, runtime_checkable
+from typing import ClassVar, Never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
-from epfast._arrays import Array, Indices
+from epfast._arrays import Array
 from epfast.gaussian.diagnostics import broken
+from epfast.gaussian.engine import Start
 from epfast.gaussian.forms.kernel import GPState
 from epfast.gaussian.forms.nearest import Nearest, NearestEngine
-from epfast.gaussian.prior import KernelPrior
+from epfast.gaussian.prior import KernelPrior, NearRows
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.process_posterior import ProcessPosterior
 from epfast.gaussian.shards import WarmStart
-from epfast.inference import Callback, Fit, Sites, interrupted, run_from
+from epfast.inference import Callback, Fit, interrupted, run_from
 from epfast.inference.runtime import one_blas_thread
-
-
-@runtime_checkable
-class NearRows(Protocol):
-    """Inputs, and the rows nearest to each."""
-
-    #: rows of each input
-    count: int
-
-    @property
-    def diagonal(self) -> Array: ...
-
-    def moments_at(self, which: Indices, sites: Sites) -> tuple[Array, Array]: ...
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,6 +49,7 @@ class NearestGPPosterior(ProcessPosterior):
         As in :class:`GPPosterior`.
     """
 
+    state: GPState
     problem: Problem[KernelPrior]
     n_neighbors: int
     loo_gain: float
@@ -150,6 +139,7 @@ def fit_nearest(
     more of the others.
     """
     rows = problem.prior.kernel
+    assert isinstance(rows, NearRows)
 
     def result(fit: Fit[GPState]) -> NearestGPPosterior:
         sites = fit.state.sites
@@ -166,6 +156,7 @@ def fit_nearest(
 
     try:
         engine = NearestEngine(problem)
-        return result(run_from(engine, problem.schedule, start, callback=callback))
+        begin: Start | None = start
+        return result(run_from(engine, problem.schedule, begin, callback=callback))
     except KeyboardInterrupt as pressed:
         raise interrupted(pressed, None, result, start, unfitted) from None

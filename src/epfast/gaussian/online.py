@@ -13,6 +13,7 @@ from scipy import sparse
 from epfast import _checks, families
 from epfast._arrays import Matrix, Which, is_sparse
 from epfast.gaussian.forms.kernel import GPState
+from epfast.gaussian.forms.weights import KeptState
 from epfast.gaussian.problem import Problem, sum_of_sites
 from epfast.gaussian.rows import NO_ROWS, Data
 from epfast.gaussian.state import State, is_proper
@@ -34,7 +35,7 @@ class TakesRows(Protocol[R]):
     def problem(self) -> Problem: ...
 
     @property
-    def state(self) -> State | GPState: ...
+    def state(self) -> KeptState: ...
 
     @property
     def history(self) -> list[SweepInfo]: ...
@@ -59,6 +60,7 @@ def extended(
     if isinstance(state, GPState):
         base = problem.base._replace(sweeps=state.sweeps)
     else:
+        assert isinstance(state, State)
         base = state._replace(relaxed=None)
     scheme = problem.scheme
     if isinstance(scheme, Relaxed) and scheme.freeze is not None:  # by the sweeps of these rows

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,9 @@ from epfast.gaussian.engine import (
     EPEngine,
     Form,
     Full,
+    M,
     S,
+    Start,
     Visited,
     Visits,
     Working,
@@ -183,7 +185,7 @@ def sequential_core(problem: Problem, tilted: TiltedMoments) -> BlockedSweep:
     return BlockedSweep(tilted, d, block, schedule.power, damping, full, relaxation)
 
 
-class InChunks(Visits[RowState]):
+class InChunks(Visits[RowState, RowMemory]):
     """The rows of a chunk from one posterior; chunk after chunk, from flat sites small ones first.
 
     Few rows that no chunk takes go one after the other.
@@ -199,7 +201,7 @@ class InChunks(Visits[RowState]):
         self.layout: Layout | None = None
         self.core: ChunkedSweep
 
-    def visit(self, state: RowState, sites: Sites, tick: Tick) -> Visited[RowState]:
+    def visit(self, state: RowState, sites: Sites, tick: Tick) -> Visited[RowState, RowMemory]:
         assert state.memory is not None
         memory = state.memory.chunks
         assert memory is not None
@@ -240,7 +242,9 @@ class InChunks(Visits[RowState]):
         else:
             work()
         refused = lost + core.n_refused + sequential.n_refused - refused_before
-        visited = Visited[RowState](Counts(min(len(visits), refused)), residual=core.residual)
+        visited = Visited[RowState, RowMemory](
+            Counts(min(len(visits), refused)), residual=core.residual
+        )
         total = self.problem.base.log_scale + float(sites.log_scale.sum())
         new: RowState | None
         new = gaussian(State(precision, shift, sites, total, state.sweeps + 1))
@@ -256,8 +260,8 @@ class InChunks(Visits[RowState]):
         return visited._replace(swept_state=new)
 
     def accelerate(
-        self, old: RowState, new: RowState, visited: Visited[RowState], moved: float
-    ) -> tuple[RowState, Visited[RowState]]:
+        self, old: RowState, new: RowState, visited: Visited[RowState, RowMemory], moved: float
+    ) -> tuple[RowState, Visited[RowState, RowMemory]]:
         """The state with the memory of the next sweep."""
         fixed = self.problem.schedule.block is not None
         assert old.memory is not None
@@ -366,7 +370,7 @@ RESTART_DAMPING = 0.5
 WIDE = 3.0
 
 
-class InTurn(Visits[RowState]):
+class InTurn(Visits[RowState, RowMemory]):
     """One row after the other: each sees what the one before has found."""
 
     in_turn = True
@@ -385,7 +389,7 @@ class InTurn(Visits[RowState]):
         self.parts = form.parts if plain else None
         self.numbers = np.arange(form.n_rows)
 
-    def visit(self, state: RowState, sites: Sites, tick: Tick) -> Visited[RowState]:
+    def visit(self, state: RowState, sites: Sites, tick: Tick) -> Visited[RowState, RowMemory]:
         core, problem, parts = self.core, self.problem, self.parts
         before, core.moved = core.n_refused, 0.0
         covariance, mean = state.covariance.copy(), state.mean.copy()
@@ -400,8 +404,8 @@ class InTurn(Visits[RowState]):
         return Visited(Counts(core.n_refused - before), swept_moments=left, residual=residual)
 
     def accelerate(
-        self, old: RowState, new: RowState, visited: Visited[RowState], moved: float
-    ) -> tuple[RowState, Visited[RowState]]:
+        self, old: RowState, new: RowState, visited: Visited[RowState, RowMemory], moved: float
+    ) -> tuple[RowState, Visited[RowState, RowMemory]]:
         """The state, or the prior where rows are stuck, from which all rows are fitted at once.
 
         The first rows may pin the posterior where most of the others are outliers, of which some
@@ -413,7 +417,7 @@ class InTurn(Visits[RowState]):
         return fresh, visited._replace(settled=False, swept_moments=None)
 
 
-class AtOnce(Visits[S]):
+class AtOnce(Visits[S, M]):
     """All rows, or values, from the posterior before the sweep."""
 
     def __init__(
@@ -429,7 +433,7 @@ class AtOnce(Visits[S]):
         #: scratch of each thread
         self.cores = [SiteFits(tilted, *self.numbers)]
 
-    def visit(self, state: S, sites: Sites, tick: Tick) -> Visited[S]:
+    def visit(self, state: S, sites: Sites, tick: Tick) -> Visited[S, M]:
         problem, n, at_rows = self.problem, self.problem.n_rows, self.form.at_rows(state)
         # whole blocks, so that the numbers do not depend on the parts
         blocks = problem.chunk // (self.form.width * BLOCK * self.threads.threads)
@@ -488,7 +492,7 @@ def first_memory(problem: Problem, is_flat: bool) -> RowMemory:
 
 def visits_of(
     order: str, problem: Problem, tilted: TiltedMoments, form: Full[RowMemory], threads: ThreadPool
-) -> Visits[RowState]:
+) -> Visits[RowState, RowMemory]:
     """Visits of the rows in some order."""
     if order == "chunked":
         return InChunks(problem, tilted, threads)
@@ -499,7 +503,7 @@ def visits_of(
     return InTurn(problem, tilted, form)
 
 
-class RowEngine(EPEngine[RowState, State | RowState]):
+class RowEngine(EPEngine[RowState, State | RowState, RowMemory]):
     """A site per row of X: two numbers and a log scale."""
 
     problem: Problem
@@ -511,21 +515,24 @@ class RowEngine(EPEngine[RowState, State | RowState]):
         self.tilted = problem.tilted()
         self.exact = problem.sites_unswept()
         self.threads = ThreadPool(1)
-        self._visits: dict[str, Visits[RowState]] = {}
+        self._visits: dict[str, Visits[RowState, RowMemory]] = {}
 
-    def init(self, start: Any) -> RowState:
+    def init(self, start: Start | None) -> RowState:
         """The state of a start. Under another prior the sum over the rows is kept. O(d^3)."""
-        before = getattr(start, "problem", None)
-        if self.exact is None and before is not None and before.data.X is self.problem.data.X:
-            state = self._under(self.problem.base, start.state, before.base)
-            if state is not None:
-                return self.start_of_run(state, False)
+        before, state = getattr(start, "problem", None), None if start is None else start.state
+        kept = before is not None and before.data.X is self.problem.data.X
+        if self.exact is None and kept and isinstance(state, State):
+            assert before is not None
+            under = self._under(self.problem.base, state, before.base)
+            if under is not None:
+                return self.start_of_run(under, False)
         working: RowState = super().init(start)
         return working
 
-    def _under(self, base: State, state: Any, before: State) -> RowState | None:
+    def _under(self, base: State, state: State, before: State) -> RowState | None:
         """The posterior of the sites of a state with another base than the one before. O(d^3)."""
         precision, shift, sites = state.precision, state.shift, state.sites
+        assert sites is not None
         if base is not before:
             precision = precision - before.precision + base.precision
             shift = shift - before.shift + base.shift
@@ -538,7 +545,7 @@ class RowEngine(EPEngine[RowState, State | RowState]):
         if self.tilted.separate:
             self.threads = threads
 
-    def visits(self, state: RowState) -> Visits[RowState]:
+    def visits(self, state: RowState) -> Visits[RowState, RowMemory]:
         assert state.memory is not None
         order = state.memory.order
         if order not in self._visits:

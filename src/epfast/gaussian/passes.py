@@ -6,7 +6,6 @@ No site is stored. The rows are at hand, or come in chunks of a stream.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from epfast.gaussian.engine import (
     EPEngine,
     Full,
     M,
+    Start,
     Visited,
     Working,
     flat,
@@ -36,16 +36,16 @@ from epfast.inference.runtime import Tick
 Piece = tuple[RowSlice, NDArray[np.intp]]
 
 
-def start_of_pass(problem: Problem, start: Any) -> Working[M]:
+def start_of_pass(problem: Problem, start: Start | None) -> Working[M]:
     """The state before a pass."""
-    d = len(problem.base.shift)
-    if start is not None and start.shift.size != d:
-        raise ValueError(f"start has {start.shift.size} dimensions; allowed: {d}")
-    state = problem.base if start is None else start.state
+    d, state = len(problem.base.shift), problem.base if start is None else start.state
+    assert isinstance(state, State)
+    if state.shift.size != d:
+        raise ValueError(f"start has {state.shift.size} dimensions; allowed: {d}")
     return with_moments(state._replace(sites=None, rows_seen=state.rows_seen or 0))
 
 
-class PassEngine(EPEngine[Working, State]):
+class PassEngine(EPEngine[Working, State, None]):
     """One posterior that forgets what it was made of.
 
     Ctrl-C leaves the posterior of the rows before the piece it hits.
@@ -57,12 +57,12 @@ class PassEngine(EPEngine[Working, State]):
         super().__init__(problem, Full(problem))
         self.by_rows = problem.batch_size is None
         self.tilted = problem.tilted() if self.by_rows else None
-        self.core: Any = sequential_core(problem, self.tilted) if self.tilted else None
+        self.core = sequential_core(problem, self.tilted) if self.tilted else None
 
-    def init(self, start: Any) -> Working:
+    def init(self, start: Start | None) -> Working:
         return start_of_pass(self.problem, start)
 
-    def visit(self, state: Working, sites: None, tick: Tick) -> Visited[Working]:
+    def visit(self, state: Working, sites: None, tick: Tick) -> Visited[Working, None]:
         reached, factors, counts = state, 0, np.zeros(2, dtype=int)
         try:
             visit = self._rows if self.by_rows else self._minibatches
@@ -83,6 +83,7 @@ class PassEngine(EPEngine[Working, State]):
     ) -> tuple[Working, tuple[int, int]]:
         """Take in rows, in the moments."""
         core, count = self.core, len(sizes)
+        assert core is not None
         covariance, mean = state.covariance.copy(), state.mean.copy()
         before, core.log_scale_total = core.n_refused, 0.0
         numbers = np.arange(count, dtype=np.intp)
@@ -114,7 +115,7 @@ class PassEngine(EPEngine[Working, State]):
 
     def _whole(self, state: Working) -> Working:
         """The other picture of a posterior, which visits leave behind. O(d^3)."""
-        if not self.by_rows:
+        if self.core is None:
             return with_moments(plain(state))
         precision, shift = natural(state.covariance, state.mean, self.core.full)
         whole = with_moments(plain(state._replace(precision=precision, shift=shift)))

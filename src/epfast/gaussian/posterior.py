@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +18,7 @@ from epfast.gaussian.checking import Sampled, SiteProposal
 from epfast.gaussian.diagnostics import loo_of_rows, residual_of_rows, residual_of_sweep
 from epfast.gaussian.files import contents
 from epfast.gaussian.problem import RowsOrProcess
-from epfast.gaussian.state import RelaxationFactors
+from epfast.gaussian.state import RelaxationFactors, State
 from epfast.inference import Sites, SweepInfo, certificates, learning, report
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
@@ -32,8 +32,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from xarray import DataTree
 
+    from epfast.gaussian.forms.weights import KeptState
+    from epfast.operators import Operator
+
 #: fields of a posterior by name, or some of them
-Fields = dict[str, Any]
+Fields = dict[str, object]
 #: largest order of a matrix that is factored for a ``repr``: that takes some milliseconds
 IN_REPR = 500
 
@@ -96,7 +99,7 @@ class Posterior(Recorded):
         return self.problem.scheme
 
     @property
-    def operator(self) -> Any:
+    def operator(self) -> Operator | None:
         """What learned the messages, of a fit by :class:`epfast.Learned`, or else None."""
         return getattr(self.scheme, "operator", None)
 
@@ -317,7 +320,7 @@ class GaussianPosterior(Posterior):
         One record per sweep of this fit.
     """
 
-    state: Any
+    state: KeptState
     problem: RowsOrProcess
     converged: bool
     history: list[SweepInfo]
@@ -397,6 +400,7 @@ class GaussianPosterior(Posterior):
         if self.sites is None or self.scheme is None:
             return float("nan")
         if not self.has_site_per_row or self.problem.batch_size is not None:
+            assert isinstance(self.state, State)
             return residual_of_sweep(self._with_rows().problem, self.state)
         problem, sites, mean, variance = self._rows_with_sites()
         if self.relaxed is not None:

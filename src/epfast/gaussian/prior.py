@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self, overload
+from typing import NamedTuple, Protocol, Self, overload, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -443,13 +443,29 @@ class PerWeightPrior(WeightPrior):
 # ---- the prior of a process ----
 
 
+@runtime_checkable
+class NearRows(Protocol):
+    """Inputs, and the rows nearest to each."""
+
+    #: rows of each input
+    count: int
+    pool: ThreadPool | None
+
+    @property
+    def diagonal(self) -> Array:
+        """(n,), prior variances."""
+
+    def moments_at(self, which: Indices, sites: Sites) -> tuple[Array, Array]:
+        """Mean and variance of the process at some inputs, given the sites of their rows."""
+
+
 @dataclass(frozen=True, eq=False)
 class KernelPrior:
     """N(0, K) over the latent values of a process."""
 
     #: K in one triangle of an array, whose other triangle the sweeps use, or one for each of
     #: several latents, or nearest rows, or None after loading
-    kernel: Any = None
+    kernel: KernelMatrix | tuple[KernelMatrix, ...] | NearRows | None = None
     #: (n, n), K where it is the same for several latents
     common: Array | None = None
 

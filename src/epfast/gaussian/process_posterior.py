@@ -15,7 +15,7 @@ from epfast._core.cholesky import inverse_triangle
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.forms.kernel import GPState, Kernel, ValueMoments, log_evidence
-from epfast.gaussian.forms.stack import evidence_of, one_of
+from epfast.gaussian.forms.stack import LatentResult, evidence_of, one_of
 from epfast.gaussian.linear_posterior import FullPosterior, finite
 from epfast.gaussian.posterior import Fields, GaussianPosterior, SeveralLatents, shifted
 from epfast.gaussian.prior import KernelPrior, kernel_in_memory, prior_of
@@ -439,6 +439,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         return super().__getstate__() | {"state": self._solved}
 
     def form(self) -> Kernel:
+        assert isinstance(self.problem.prior.kernel, KernelMatrix)
         return Kernel(self.problem.prior.kernel, proper=self.is_exact)
 
     @property
@@ -624,6 +625,7 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         ``precision`` and ``shift`` (n, C), ``log_scale`` (n,).
     """
 
+    state: LatentResult
     problem: Problem[KernelPrior]
     kind: ClassVar[str] = "latent_processes"
     quantity: ClassVar[tuple[str, str]] = ("latent", "value")
@@ -631,6 +633,8 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
     @cached_property
     def parts(self) -> tuple[GPPosterior, ...]:
         """A posterior per latent, for what does not look at the likelihood."""
+        assert self.state.factor is not None
+        assert self.state.diagonal is not None
         arrays = zip(self.state.moments, self.state.factor, self.state.diagonal, strict=True)
         states = [
             GPState(one_of(self.state.sites, k), self.n_sweeps, now, None, *pair)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from operator import itemgetter, methodcaller
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -42,19 +41,14 @@ class Data(NamedTuple):
 
     def select(self, which: Which) -> Data:
         """Some of the rows."""
-        return self._each(itemgetter(which))
+        return Data._make(None if part is None else part[which] for part in self)
 
     def copied(self) -> Data:
-        return self._each(methodcaller("copy"))
-
-    def _each(self, of: Callable[..., Any]) -> Data:
-        parts: list[Any] = [part if part is None else of(part) for part in self]
-        return Data(*parts)
+        return Data._make(None if part is None else part.copy() for part in self)
 
 
-NOTHING: Any = None
 #: in the place of rows that are not here
-NO_ROWS = Data(NOTHING, NOTHING)
+NO_ROWS = Data._make((None,) * 4)
 
 
 # ---- from the arguments of the user ----
@@ -70,7 +64,7 @@ def data_of(rows: Matrix, y: Given, weights: Given, loss: Loss, offset: Given = 
 
 def responses_of(loss: Loss, y: Given, n: int, weights: Given = None, offset: Given = None) -> Data:
     """Responses and weights of n rows, checked, without the rows."""
-    return Data(NOTHING, loss.observed(y, n, offset), weights_of(weights, n))
+    return NO_ROWS._replace(y=loss.observed(y, n, offset), weights=weights_of(weights, n))
 
 
 def check_finite(rows: Matrix) -> None:
@@ -114,8 +108,9 @@ def with_ones(rows: Matrix) -> Matrix:
     """Rows, dense or CSR, with a column of ones at the end. A copy."""
     n, d = rows.shape
     if is_sparse(rows):
-        kind: Callable[..., CSR] = type(rows)
-        return kind(appended(rows.indptr, rows.indices, rows.data, d), shape=(n, d + 1))
+        kind = sparse.csr_array if isinstance(rows, sparse.csr_array) else sparse.csr_matrix
+        longer: CSR = kind(appended(rows.indptr, rows.indices, rows.data, d), shape=(n, d + 1))
+        return longer
     result = np.empty((n, d + 1), dtype=rows.dtype)
     result[:, :d] = rows
     result[:, d] = 1.0
@@ -128,10 +123,11 @@ def same_rows(one: Data, other: Data) -> bool:
         return False
     if not np.array_equal(one.y, other.y):
         return False
-    both: tuple[Any, Any] = one.X, other.X
-    if any(map(is_sparse, both)):
-        return bool(abs(both[0] - both[1]).max() == 0.0)
-    return np.array_equal(*both)
+    a, b = (one.X, other.X) if is_sparse(one.X) else (other.X, one.X)
+    if is_sparse(a):
+        return not ((a - b).count_nonzero() if is_sparse(b) else np.count_nonzero(a - b))
+    assert not is_sparse(b)
+    return np.array_equal(a, b)
 
 
 def is_mapped(X: Matrix) -> bool:

@@ -19,7 +19,16 @@ from epfast import _checks, families
 from epfast._arrays import Array, Which, entries_of, is_sparse
 from epfast._core.shared_sites import SharedSweep
 from epfast._core.tilted import TiltedMoments
-from epfast.gaussian.engine import STALLED, EPEngine, Full, Visited, Working, contraction, gaussian
+from epfast.gaussian.engine import (
+    STALLED,
+    EPEngine,
+    Full,
+    Start,
+    Visited,
+    Working,
+    contraction,
+    gaussian,
+)
 from epfast.gaussian.forms.diagonal import DiagonalEngine, DiagonalPass
 from epfast.gaussian.orders import RowEngine
 from epfast.gaussian.passes import PassEngine, laplace_core, pieces_of
@@ -253,7 +262,7 @@ def local_laplace(part: Problem, precision: Array, shift: Array, rows: Sites) ->
     return Update(sites, sites, counts.refused, failed=counts.failed)
 
 
-class LaplaceEngine(EPEngine[Working, State]):
+class LaplaceEngine(EPEngine[Working, State, None]):
     """Sites of a precision and a shift per row (Smola et al. 2003). O(s d^2 + d^3) per factor.
 
     With an executor all factors from one posterior, in as many tasks as there are workers.
@@ -266,7 +275,7 @@ class LaplaceEngine(EPEngine[Working, State]):
         self.n_sites, self.tasks = problem.n_sites, Tasks[Update]()
         self.in_turn = problem.schedule.order != "parallel"
 
-    def visit(self, state: Working, sites: Sites, tick: Tick) -> Visited[Working]:
+    def visit(self, state: Working, sites: Sites, tick: Tick) -> Visited[Working, None]:
         if not self.tasks.is_remote:
             return Visited(fit_minibatches(self.problem, state, sites, tick))
         problem, q = self.problem, (state.precision, state.shift)
@@ -463,7 +472,7 @@ class Tied(Full[Ending]):
 GroupState = Working[Ending]
 
 
-class SharedEngine(EPEngine[GroupState, State]):
+class SharedEngine(EPEngine[GroupState, State, Ending]):
     """Sites that groups of rows share. Each batch costs a Cholesky factorisation, O(d^3).
 
     A run that ends at a tolerance ends with sweeps over whole groups: those over batches have
@@ -500,7 +509,7 @@ class SharedEngine(EPEngine[GroupState, State]):
             return self.schedule, self.schedule.damping
         return self.whole, min(damping, self.schedule.damping)
 
-    def visit(self, state: GroupState, sites: Sites, tick: Tick) -> Visited[GroupState]:
+    def visit(self, state: GroupState, sites: Sites, tick: Tick) -> Visited[GroupState, Ending]:
         """Fit batches in turn, each with the site of its group, or a task per group from one q."""
         assert state.memory is not None
         (schedule, damping), form, checked = self.phase(state), self.form, state.memory.checked
@@ -523,8 +532,8 @@ class SharedEngine(EPEngine[GroupState, State]):
         return Visited(Counts(sum(update.refused for update in updates)), memory=memory)
 
     def accelerate(
-        self, old: GroupState, new: GroupState, visited: Visited[GroupState], moved: float
-    ) -> tuple[GroupState, Visited[GroupState]]:
+        self, old: GroupState, new: GroupState, visited: Visited[GroupState, Ending], moved: float
+    ) -> tuple[GroupState, Visited[GroupState, Ending]]:
         """The state with the distance to its end. At a tolerance whole groups end a run."""
         tol, (_, damping) = self.schedule.tol, self.phase(old)
         if self.whole is None:
@@ -600,14 +609,14 @@ class Shards(Full[ShardMemory]):
     def prior(self) -> Any:
         return self.rebuild(self._start_of_run(None), self.problem.base.sweeps)
 
-    def checked_start(self, start: Any) -> Any:
+    def checked_start(self, start: Start) -> list[ShardSite]:
         if self.problem.schedule.inner.stores == "none":
             raise ValueError(
                 "start is given with inner=ADF(), which stores no sites; allowed: None"
             )
         return self._start_of_run(start)
 
-    def _start_of_run(self, start: Any) -> list[ShardSite]:
+    def _start_of_run(self, start: Start | None) -> list[ShardSite]:
         """The shards of a start, or with flat sites."""
         problem, inner = self.problem, self.problem.schedule.inner
         if inner.stores == "none":
@@ -657,7 +666,7 @@ class Shards(Full[ShardMemory]):
         return whole._replace(sites=self.sites_of(sites), memory=ShardMemory(tuple(sites)))
 
 
-class ShardEngine(EPEngine[ShardState, State]):
+class ShardEngine(EPEngine[ShardState, State, ShardMemory]):
     """DEP: a task for each shard.
 
     All shards from one posterior, or one after the other. Each answer is waited for.
@@ -670,7 +679,7 @@ class ShardEngine(EPEngine[ShardState, State]):
         super().__init__(problem, form or Shards(problem))
         self.n_sites, self.tasks = self.form.n_sites, Tasks[Update]()
 
-    def init(self, start: Any) -> ShardState:
+    def init(self, start: Start | None) -> ShardState:
         self.tasks.cancel()  # of a run from a start that was dropped
         state: ShardState = super().init(start)
         return state
@@ -684,7 +693,9 @@ class ShardEngine(EPEngine[ShardState, State]):
         both = zip(state.memory.parts, sites, strict=True)
         return [self.form.between(*pair, share) for pair in both]
 
-    def visit(self, state: ShardState, sites: list[ShardSite], tick: Tick) -> Visited[ShardState]:
+    def visit(
+        self, state: ShardState, sites: list[ShardSite], tick: Tick
+    ) -> Visited[ShardState, ShardMemory]:
         damping, refused, failed, distance = self.schedule.damping, 0, 0, 0.0
         precision, shift = state.precision, state.shift
         visits = [int(k) for k in self.schedule.checked_visits(len(sites), state.sweeps)]

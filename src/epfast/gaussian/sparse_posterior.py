@@ -38,14 +38,14 @@ class SparsePosterior(FullPosterior):
     asks for it.
     """
 
+    state: SparseState
     kind: ClassVar[str] = "sparse"
 
     sweeps = property(attrgetter("state.sweeps"))
 
     @property
     def _now(self) -> Moments:
-        now: Moments = self.state.moments
-        return now
+        return self.state.moments
 
     @property
     def _design(self) -> SparseDesign:

@@ -44,7 +44,7 @@ from epfast.schemes import Scheme
 Q = TypeVar("Q", bound=WeightPrior | KernelPrior)
 
 #: arguments that only some combinations take, by their names. None: not given
-Options = Mapping[str, Any]
+Options = Mapping[str, object]
 NO_OPTIONS: Options = MappingProxyType({})
 
 
@@ -251,7 +251,7 @@ class Asked(NamedTuple):
 
     #: in the table
     name: str
-    value: Any
+    value: object
     #: the other argument that it does not go with. "": the combination takes it, or does not
     beside: str = ""
 
@@ -301,8 +301,8 @@ def legal(
         if one.beside or one.name not in row.takes:
             raise ValueError(_not_taken(one, key, table))
     for one in arguments:
-        if one.name == "power":
-            loss.check_power(one.value)
+        if one.name == "power" and schedule.power is not None:
+            loss.check_power(schedule.power)
     return row
 
 
@@ -447,7 +447,7 @@ def choose(request: Request) -> Choices:
         )
     if tasks:
         _check_tasks(schedule, scheme)
-    numbers: dict[str, Any] = {"power": 1.0, "damping": schedule.usual_damping(factor)}
+    numbers: dict[str, float | str] = {"power": 1.0, "damping": schedule.usual_damping(factor)}
     if posterior == "factorized":
         # scalar sites are never clipped: a negative precision is right where t is not log-concave
         clips = factor == "minibatch" or not scheme.one_dimension

@@ -440,14 +440,8 @@ def is_sharp(scheme: SchemeOfRun) -> bool:
     return not (scheme.integrates or scheme.relaxes or scheme.learns)
 
 
-class Ended(Protocol):
-    """What warnings read of a fit."""
-
-    @property
-    def history(self) -> list[SweepInfo]: ...
-
-    @property
-    def converged(self) -> bool: ...
+#: what warnings read: a run that has ended, or its posterior
+Ended = Fit[object] | Recorded
 
 
 def warn_of(

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, overload
 
 import numpy as np
@@ -108,7 +109,12 @@ class _BlasLimit(AbstractContextManager[None]):
             self.limits.add(self)
             self._set_least()
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         with self.lock:
             self.limits.discard(self)
             self._set_least()

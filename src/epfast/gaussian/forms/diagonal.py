@@ -24,6 +24,7 @@ from epfast.gaussian.engine import (
     EPEngine,
     Form,
     Full,
+    Start,
     Visited,
     carry_memory,
     gaussian,
@@ -110,7 +111,7 @@ class Dense(Full[MeansMemory]):
         """Rows for :meth:`visit`."""
         return Design(data.X, core.max_rows), data
 
-    def checked_start(self, start: Any) -> Sites:
+    def checked_start(self, start: Start) -> Sites:
         sites: Sites = super().checked_start(start)
         precision, shift = (
             part.toarray() if hasattr(part, "toarray") else part
@@ -204,7 +205,7 @@ class ByColumns(Dense):
         size = len(self.column)
         return Sites(np.zeros(size), np.zeros(size), np.zeros(self.shape[0]))
 
-    def checked_start(self, start: Any) -> Sites:
+    def checked_start(self, start: Start) -> Sites:
         sites = Form.checked_start(self, start)
         row = np.repeat(np.arange(self.shape[0]), np.diff(self.start))
         entries: list[Array] = []
@@ -277,7 +278,7 @@ def since(core: MinibatchSweep, before: tuple[int, int, int]) -> tuple[int, ...]
     return tuple(now - old for now, old in zip(counters(core), before, strict=True))
 
 
-class DiagonalEngine(EPEngine[MeansState, State]):
+class DiagonalEngine(EPEngine[MeansState, State, MeansMemory]):
     """A site per minibatch, or row. O(s d) per factor of s rows, or its nonzeros.
 
     Sweeps over scalar sites may begin with a step on all means (``accelerate.py``).
@@ -326,7 +327,7 @@ class DiagonalEngine(EPEngine[MeansState, State]):
 
     def visit(
         self, state: MeansState, sites: Sites, tick: Tick, parallel: bool | None = None
-    ) -> Visited[MeansState]:
+    ) -> Visited[MeansState, MeansMemory]:
         """All factors in turn, or all from the posterior before the sweep.
 
         parallel: whether the latter. None: what the schedule says.
@@ -359,8 +360,12 @@ class DiagonalEngine(EPEngine[MeansState, State]):
         return Visited(Counts(refused, failed, clipped), trace=trace)
 
     def accelerate(
-        self, old: MeansState, new: MeansState, visited: Visited[MeansState], moved: float
-    ) -> tuple[MeansState, Visited[MeansState]]:
+        self,
+        old: MeansState,
+        new: MeansState,
+        visited: Visited[MeansState, MeansMemory],
+        moved: float,
+    ) -> tuple[MeansState, Visited[MeansState, MeansMemory]]:
         """The state with the memory of the steps on all means."""
         memory = old.memory
         assert memory is not None
@@ -424,13 +429,13 @@ class DiagonalPass(DiagonalEngine):
     settle by EP, and the pass goes on from there.
     """
 
-    def init(self, start: Any) -> MeansState:
+    def init(self, start: Start | None) -> MeansState:
         begun: MeansState = start_of_pass(self.problem, start)
         return begun
 
     def visit(  # type: ignore[override]
         self, state: MeansState, sites: None, tick: Tick
-    ) -> Visited[MeansState]:
+    ) -> Visited[MeansState, MeansMemory]:
         """A pass; Ctrl-C leaves the posterior of the factors before the call that it falls in.
 
         While the first rows settle, that before the pass.

@@ -294,7 +294,7 @@ class Dual(Kernel):
     improper = Form.improper  # type: ignore[assignment]
 
 
-class ValuesInTurn(Visits[ValueState]):
+class ValuesInTurn(Visits[ValueState, KernelMemory]):
     """One value after the other, by the covariance in the array.
 
     A posterior of the sites so far would take O(n^3): Ctrl-C goes back to those before the sweep.
@@ -309,7 +309,9 @@ class ValuesInTurn(Visits[ValueState]):
         self.core = BlockedSweep(tilted, n, self.block, *numbers, False, self.relaxation)
         self.in_order, self.then = np.arange(n), engine.order
 
-    def visit(self, state: ValueState, sites: Sites, tick: Tick) -> Visited[ValueState]:
+    def visit(
+        self, state: ValueState, sites: Sites, tick: Tick
+    ) -> Visited[ValueState, KernelMemory]:
         form, core, data, n = self.form, self.core, self.problem.data, len(sites.shift)
         form.hold_covariance(state.sites, state.moments)
         form.covariance_of, core.pool = None, form.matrix.pool
@@ -339,13 +341,15 @@ class ValuesInTurn(Visits[ValueState]):
         return Visited(Counts(refused), new, memory=KernelMemory(self.then, since))
 
 
-class Jointly(Visits[ValueState]):
+class Jointly(Visits[ValueState, KernelMemory]):
     """All values at once, by the joint step; one after the other where that is too far."""
 
-    def __init__(self, engine: ProcessEngine, otherwise: Visits[ValueState]) -> None:
+    def __init__(self, engine: ProcessEngine, otherwise: Visits[ValueState, KernelMemory]) -> None:
         self.engine, self.otherwise = engine, otherwise
 
-    def visit(self, state: ValueState, sites: Sites, tick: Tick) -> Visited[ValueState]:
+    def visit(
+        self, state: ValueState, sites: Sites, tick: Tick
+    ) -> Visited[ValueState, KernelMemory]:
         """One step; another one follows if this goes most of the way to a fixed point."""
         step = self._stepped(state)
         if step is None:
@@ -380,7 +384,7 @@ class Jointly(Visits[ValueState]):
         return GPState(sites, old.sweeps + 1, moments), left
 
 
-class ProcessEngine(EPEngine[ValueState, GPState[ValueMoments, None, Array]]):
+class ProcessEngine(EPEngine[ValueState, GPState[ValueMoments, None, Array], KernelMemory]):
     """EP with a site per value, in n^2 numbers: the array of the kernel."""
 
     form: Kernel
@@ -400,6 +404,7 @@ class ProcessEngine(EPEngine[ValueState, GPState[ValueMoments, None, Array]]):
         """
         if form is None:
             assert isinstance(problem.prior, KernelPrior)
+            assert isinstance(problem.prior.kernel, KernelMatrix)
             form = Kernel(problem.prior.kernel, proper=exact is not None)
         super().__init__(problem, form)
         schedule, scheme, n = problem.schedule, problem.scheme, self.form.order
@@ -410,7 +415,7 @@ class ProcessEngine(EPEngine[ValueState, GPState[ValueMoments, None, Array]]):
         joins = joins and scheme.integrates and not scheme.relaxes
         self.order = "joint" if joins else schedule.order
         self.form.cheap = parallel = schedule.order == "parallel"
-        self._visits: Visits[ValueState] = (
+        self._visits: Visits[ValueState, KernelMemory] = (
             AtOnce(problem, self.tilted, self.form, schedule.damping)
             if parallel
             else ValuesInTurn(self, chunk)
@@ -421,7 +426,7 @@ class ProcessEngine(EPEngine[ValueState, GPState[ValueMoments, None, Array]]):
         """Share the work on matrices among threads of a fit of rows."""
         self.pool = self.form.matrix.pool = pool_of(threads.threads, self.n_sites)
 
-    def visits(self, state: ValueState) -> Visits[ValueState]:
+    def visits(self, state: ValueState) -> Visits[ValueState, KernelMemory]:
         # what refers to the engine is made anew: a loss of the user goes with its last fit
         joint = state.memory is not None and state.memory.order == "joint"
         return Jointly(self, self._visits) if joint else self._visits

@@ -8,7 +8,6 @@ but a sweep takes O(n m^3 / 3) with m rows, and nothing takes n^2.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from epfast._core.row_sweeps import SiteFits
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engine import EPEngine, Form, Visited
 from epfast.gaussian.forms.kernel import GPState, ValueMoments
-from epfast.gaussian.prior import KernelPrior
+from epfast.gaussian.prior import KernelPrior, NearRows
 from epfast.gaussian.problem import Problem
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
@@ -42,13 +41,8 @@ NearState = GPState[ValueMoments, bool, Array]
 class Nearest(Form[NearState, GPState[ValueMoments, None, Array]]):
     """The form of q that is a normal distribution of each value, by its nearest rows."""
 
-    def __init__(self, rows: Any) -> None:
-        """rows: all of the fit, each by others.
-
-        They have ``diagonal``, the prior variances (n,), ``count``, rows of each, the ``pool`` of
-        threads, and ``at(which, sites)``, mean and variance of the process at some of them, given
-        the sites of their rows.
-        """
+    def __init__(self, rows: NearRows) -> None:
+        """rows: all of the fit, each by others."""
         self.rows, self.n = rows, len(rows.diagonal)
         self.order, self.shapes = rows.count, ((self.n,),) * 3
 
@@ -77,7 +71,7 @@ class Nearest(Form[NearState, GPState[ValueMoments, None, Array]]):
         return GPState(*state[:3])
 
 
-class NearestEngine(EPEngine[NearState, GPState[ValueMoments, None, Array]]):
+class NearestEngine(EPEngine[NearState, GPState[ValueMoments, None, Array], bool]):
     """EP with a site per value, each by its nearest rows, which ``problem.prior.kernel`` has.
 
     Some rows at a time, each block from the sites that those before it have left. A posterior of
@@ -88,8 +82,10 @@ class NearestEngine(EPEngine[NearState, GPState[ValueMoments, None, Array]]):
     tilted: TiltedMoments
 
     def __init__(self, problem: Problem[KernelPrior]) -> None:
-        super().__init__(problem, Nearest(problem.prior.kernel))
-        self.pool, self.evidence_bound = problem.prior.kernel.pool, np.nan
+        rows = problem.prior.kernel
+        assert isinstance(rows, NearRows)
+        super().__init__(problem, Nearest(rows))
+        self.pool, self.evidence_bound = rows.pool, np.nan
         self.exact, self.tilted = problem.sites_unswept(), problem.tilted()
         n, schedule = self.n_sites, self.schedule
         self.in_order = None if schedule.order != "auto" else schedule.fixed_visits(n)
@@ -103,7 +99,7 @@ class NearestEngine(EPEngine[NearState, GPState[ValueMoments, None, Array]]):
             visits = np.asarray(self.schedule.checked_visits(n, sweeps), dtype=np.intp)
         return (visits[first : first + self.size] for first in range(0, n, self.size))
 
-    def visit(self, state: NearState, sites: Sites, tick: Tick) -> Visited[NearState]:
+    def visit(self, state: NearState, sites: Sites, tick: Tick) -> Visited[NearState, bool]:
         form, before, data = self.form, self.core.n_refused, self.problem.data
         mean, variance = state.moments.mean.copy(), state.moments.variance.copy()
         for block in self.blocks(state.sweeps):

@@ -268,7 +268,7 @@ class Joint(Full[NestedMemory]):
         return differences(self.classes[numbers], h, S)
 
 
-class NestedEngine(EPEngine[NestedState, State]):
+class NestedEngine(EPEngine[NestedState, State, NestedMemory]):
     """EP on the weights of all classes together, by parts of the rows, each from one posterior."""
 
     problem: Problem
@@ -303,7 +303,9 @@ class NestedEngine(EPEngine[NestedState, State]):
         assert state.memory is not None
         return state.memory.passed is None  # what a pass has left was made of the sites
 
-    def visit(self, state: NestedState, sites: Sites, tick: Tick) -> Visited[NestedState]:
+    def visit(
+        self, state: NestedState, sites: Sites, tick: Tick
+    ) -> Visited[NestedState, NestedMemory]:
         n, parts, damping = self.n_sites, 1, self.schedule.damping
         assert state.memory is not None
         memory = state.memory._replace(is_pass=False)
@@ -324,8 +326,12 @@ class NestedEngine(EPEngine[NestedState, State]):
         return Visited(Counts(min(refused, n)), new, memory=memory)
 
     def accelerate(
-        self, old: NestedState, new: NestedState, visited: Visited[NestedState], moved: float
-    ) -> tuple[NestedState, Visited[NestedState]]:
+        self,
+        old: NestedState,
+        new: NestedState,
+        visited: Visited[NestedState, NestedMemory],
+        moved: float,
+    ) -> tuple[NestedState, Visited[NestedState, NestedMemory]]:
         """The state with the memory of automatic steps."""
         if not self.is_auto:
             return new, visited

@@ -131,7 +131,7 @@ class Sparse(Form[SparseState, SparseState]):
         return GPState(state.sites, state.sweeps, state.moments._replace(inverse=None))
 
 
-class SparseEngine(EPEngine[SparseState, SparseState]):
+class SparseEngine(EPEngine[SparseState, SparseState, Pace]):
     """EP with a site per row, all of them from one posterior."""
 
     problem: Problem
@@ -141,7 +141,7 @@ class SparseEngine(EPEngine[SparseState, SparseState]):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Sparse(problem))
         self.exact, self.tilted = problem.exact_sites(), problem.tilted()
-        self._at_once: Visits[SparseState] = AtOnce(
+        self._at_once: Visits[SparseState, Pace] = AtOnce(
             problem, self.tilted, self.form, self.schedule.damping
         )
 
@@ -159,7 +159,7 @@ class SparseEngine(EPEngine[SparseState, SparseState]):
         state = state if first is None else self.form.rebuild(first, state.sweeps) or state
         return state._replace(memory=Pace())
 
-    def visit(self, state: SparseState, sites: Sites, tick: Tick) -> Visited[SparseState]:
+    def visit(self, state: SparseState, sites: Sites, tick: Tick) -> Visited[SparseState, Pace]:
         """All sites, each a share of the way; what is left is the change of a whole sweep."""
         visited = self._at_once.visit(state, sites, tick)
         pace = paced(state.memory or Pace(), state.sites, sites, *self.form.of_rows)

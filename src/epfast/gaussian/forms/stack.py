@@ -193,7 +193,8 @@ class Kernels(Form[LatentState, LatentResult]):
 
     def __init__(self, problem: Problem[KernelPrior]) -> None:
         self.problem = problem
-        self.forms, self.order = [Kernel(kernel) for kernel in problem.prior.kernel], problem.n_rows
+        assert isinstance(problem.prior.kernel, tuple)
+        self.forms, self.order = list(map(Kernel, problem.prior.kernel)), problem.n_rows
         self.shape = problem.n_rows, problem.loss.latents
         self.shapes = self.shape, self.shape, self.shape[:1]
 
@@ -289,7 +290,7 @@ class Kernels(Form[LatentState, LatentResult]):
         return state._replace(sites=sites, moments=tuple(moments))
 
 
-class LatentEngine(EPEngine[Any, State | LatentResult]):
+class LatentEngine(EPEngine[Any, State | LatentResult, ChunkMemory]):
     """EP on several latents, after a step on all means where that may be."""
 
     accelerates = True
@@ -317,8 +318,8 @@ class LatentEngine(EPEngine[Any, State | LatentResult]):
         self.at_once = is_process(problem) or order == "parallel"
         # a posterior of the sites so far is cheap then
         self.in_turn = not is_process(problem)
-        if is_process(problem):
-            self.pool = problem.prior.kernel[0].pool
+        if isinstance(self.form, Kernels):
+            self.pool = self.form.forms[0].matrix.pool
 
     def start_of_run(self, state: Any, is_flat: bool) -> Any:
         size = self.n_sites if self.at_once else chunk_size(self.problem)
@@ -350,7 +351,7 @@ class LatentEngine(EPEngine[Any, State | LatentResult]):
             return state
         return form.shifted(state, sites._replace(shift=shifts), covariance)
 
-    def visit(self, state: Any, sites: Sites, tick: Tick) -> Visited[Any]:
+    def visit(self, state: Any, sites: Sites, tick: Tick) -> Visited[Any, ChunkMemory]:
         own, before, left = by_latent(sites), self.core.n_refused, None
         few = self.schedule.order == "auto" and self.schedule.block is None
         few = few and self.n_sites <= SEQUENTIAL_UP_TO
@@ -365,8 +366,8 @@ class LatentEngine(EPEngine[Any, State | LatentResult]):
         return Visited(counts, swept_moments=left)
 
     def accelerate(
-        self, old: Any, new: Any, visited: Visited[Any], moved: float
-    ) -> tuple[Any, Visited[Any]]:
+        self, old: Any, new: Any, visited: Visited[Any, ChunkMemory], moved: float
+    ) -> tuple[Any, Visited[Any, ChunkMemory]]:
         """The state with what the next sweep goes by."""
         fixed = self.at_once or self.schedule.block is not None
         return new._replace(memory=old.memory.next(moved, self.n_sites, fixed)), visited

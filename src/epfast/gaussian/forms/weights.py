@@ -38,6 +38,7 @@ from epfast.gaussian.engine import (
     gaussian,
     proper,
 )
+from epfast.gaussian.forms.kernel import GPState, ValueMoments
 from epfast.gaussian.orders import (
     AtOnce,
     RowMemory,
@@ -48,6 +49,7 @@ from epfast.gaussian.orders import (
 )
 from epfast.gaussian.prior import PerWeightPrior
 from epfast.gaussian.problem import Problem, sum_of_sites
+from epfast.gaussian.sparse import Moments
 from epfast.gaussian.state import State, factor_of
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
@@ -88,6 +90,18 @@ class ShrunkState(NamedTuple):
     mean: Array
     variance: Array
     log_evidence: float
+
+
+#: as a posterior has it: of weights, or of values whose moments may be yet to be computed
+KeptState = (
+    State
+    | ShrunkState
+    | GPState[
+        ValueMoments | tuple[ValueMoments, ...] | Moments | None,
+        object,
+        Array | tuple[Array, ...],
+    ]
+)
 
 
 class Memory(NamedTuple):
@@ -209,7 +223,7 @@ class DualState(NamedTuple):
     alpha: Array
     kernel: Array
     latent: Array
-    memory: Any = None
+    memory: Memory | RowMemory | None = None
     precision: None = None
 
 
@@ -310,7 +324,7 @@ def _solved(S: Array, kernel: Array, negative: int) -> tuple[Array, float] | Non
     return (vectors / values) @ vectors.T, float(np.log(np.abs(values)).sum())
 
 
-class RowsOfValues(Visits[Any]):
+class RowsOfValues(Visits[Any, RowMemory]):
     """Visits of rows by their values, one after the other, in the n x n form."""
 
     def __init__(self, problem: Problem, form: ByRows, tilted: Any) -> None:
@@ -318,7 +332,7 @@ class RowsOfValues(Visits[Any]):
         block = min(form.n, block_size(self.schedule.block, form.n))
         self.core = BlockedSweep(tilted, form.n, block, 1.0, self.schedule.damping, False)
 
-    def visit(self, state: DualState, sites: Sites, tick: Tick) -> Visited[Any]:
+    def visit(self, state: DualState, sites: Sites, tick: Tick) -> Visited[Any, RowMemory]:
         problem, before, n = self.problem, self.core.n_refused, self.form.n
         covariance, mean = self.form.covariance_of_rows(state), state.latent.copy()
         order = np.asarray(self.schedule.checked_visits(n, state.sweeps), dtype=np.intp)
@@ -328,7 +342,7 @@ class RowsOfValues(Visits[Any]):
         return Visited(Counts(self.core.n_refused - before))
 
 
-class WeightEngine(EPEngine[Any, ShrunkState]):
+class WeightEngine(EPEngine[Any, ShrunkState, Memory]):
     """EP on rows, in the order of the schedule, and then on the prior of each weight."""
 
     problem: Problem
@@ -354,7 +368,7 @@ class WeightEngine(EPEngine[Any, ShrunkState]):
         self.order = schedule.order if problem.posterior == "wide" else order_of_rows(problem)
         if n > 0 and problem.posterior == "wide":
             in_turn = schedule.order != "parallel"
-            self.rows: Visits[Any] = (
+            self.rows: Visits[Any, RowMemory] = (
                 RowsOfValues(problem, self.form, self.tilted)
                 if in_turn
                 else AtOnce(problem, self.tilted, self.form, schedule.damping)
@@ -371,15 +385,15 @@ class WeightEngine(EPEngine[Any, ShrunkState]):
             memory = memory._replace(damping=min(SHORT, memory.damping))
         return state._replace(memory=memory)
 
-    def visit(self, state: Any, sites: Sites, tick: Tick) -> Visited[Any]:
-        form, visited, now = self.form, Visited[Any](), state
+    def visit(self, state: Any, sites: Sites, tick: Tick) -> Visited[Any, Memory]:
+        form, visited, now = self.form, Visited[Any, RowMemory](), state
         self.of_prior.begin_sweep(state.sweeps)
         rows, weights = split(sites, form.n)
         before = families.copied(weights)
         if form.exact is None:
             visited, now = self.visit_rows(state, sites, rows, tick)
             if now is None:
-                return visited
+                return Visited(visited.counts, residual=visited.residual)
         refused = self._weights(now, weights, tick)
         counts = visited.counts._replace(refused=visited.counts.refused + refused)
         memory = now.memory._replace(refused=refused > 0)
@@ -389,8 +403,8 @@ class WeightEngine(EPEngine[Any, ShrunkState]):
         return Visited(counts, new, memory=memory, residual=visited.residual)
 
     def accelerate(
-        self, old: Any, new: Any, visited: Visited[Any], moved: float
-    ) -> tuple[Any, Visited[Any]]:
+        self, old: Any, new: Any, visited: Visited[Any, Memory], moved: float
+    ) -> tuple[Any, Visited[Any, Memory]]:
         """The state with the memory of the next sweep. Slow sweeps are mixed."""
         visited = visited._replace(change=moved * self.schedule.damping / old.memory.damping)
         if self.schedule.order != "auto":
@@ -448,7 +462,7 @@ class WeightEngine(EPEngine[Any, ShrunkState]):
 
     def visit_rows(
         self, state: Any, sites: Sites, rows: Sites, tick: Tick
-    ) -> tuple[Visited[Any], Any]:
+    ) -> tuple[Visited[Any, RowMemory], Any]:
         """Fit the sites of the rows in place. Return the state of all sites, too."""
         old, memory = state._replace(memory=state.memory.rows), state.memory
         visited = self.rows.visit(old, rows, tick)
