@@ -213,7 +213,7 @@ class DescentEngine:
         return Summary(now.mean, now.variance, log_evidence(state.sites, now))
 
     def sweep(
-        self, state: DescentState, keep: bool, tick: Tick, before: Summary | None = None
+        self, state: DescentState, keep: bool, tick: Tick, summary: Summary | None = None
     ) -> Swept[DescentState]:
         point, ridge, moved = self._step(state.point, state.ridge)
         tick(self.n_sites)
@@ -227,7 +227,7 @@ class DescentEngine:
         # a short step does not show a fixed point; matching moments do
         matched, now = mismatch <= self.match, self.summary(new)
         with np.errstate(all="ignore"):  # the loop looks at what came out
-            change = change_of(self.summary(state) if before is None else before, now)
+            change = change_of(self.summary(state) if summary is None else summary, now)
         return Swept(
             new,
             change,
@@ -363,7 +363,7 @@ class DescentEngine:
         moments = self.form.moments(sites)
         if moments is None or not (moments.variance > 0.0).all():
             return None
-        self.form.hold_covariance(sites, moments)
+        self.form.ensure_covariance(sites, moments)
         covariance = symmetric_from_upper(self.form.matrix.array)
         if not (covariance.diagonal() > 0.0).all():
             return None

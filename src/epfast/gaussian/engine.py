@@ -338,12 +338,12 @@ class EPEngine(Visits[S, M], Generic[S, E, M]):
         """The visits of the next sweep."""
         return self
 
-    def sweep(self, state: S, keep: bool, tick: Tick, before: Summary | None = None) -> Swept[S]:
+    def sweep(self, state: S, keep: bool, tick: Tick, summary: Summary | None = None) -> Swept[S]:
         last, tasks = state, self.tasks
         if self.exact is not None:
             tick(self.n_sites)
             same = Visited[S, M](swept_state=state._replace(sweeps=state.sweeps + 1))
-            return self._found(last, before, state, None, self, same)
+            return self._found(last, summary, state, None, self, same)
         lost, n_bytes = (0, 0) if tasks is None else (tasks.n_lost, tasks.n_bytes)
         state = self.pre_step(state) if self.steps else state
         if self.tilted is not None:
@@ -364,7 +364,7 @@ class EPEngine(Visits[S, M], Generic[S, E, M]):
                 raise PartOfSweep(reached) from None
             error.posterior = reached
             raise
-        swept = self._found(last, before, state, sites, visits, visited)
+        swept = self._found(last, summary, state, sites, visits, visited)
         if tasks is not None:
             sent = tasks.n_bytes - n_bytes
             counts = swept.counts._replace(lost=tasks.n_lost - lost, bytes_sent=sent or None)
@@ -374,7 +374,7 @@ class EPEngine(Visits[S, M], Generic[S, E, M]):
     def _found(
         self,
         last: S,
-        before: Summary | None,
+        summary: Summary | None,
         state: S,
         sites: Any,
         visits: Visits[S, M],
@@ -382,7 +382,7 @@ class EPEngine(Visits[S, M], Generic[S, E, M]):
     ) -> Swept[S]:
         """The state that visits of all factors lead to, and what has been found.
 
-        last, before: the state before the sweep, and its moments, if these are known. state: from
+        last, summary: the state before the sweep, and its moments, if these are known. state: from
         which the sites were fitted.
         """
         counts, settled, drift = visited.counts, visited.settled, None
@@ -396,7 +396,7 @@ class EPEngine(Visits[S, M], Generic[S, E, M]):
         if new is None:
             new, moments, settled = self._halved(state, sites, last.sweeps + 1), None, False
         if new is None:
-            new, counts = self.unswept(last)
+            new, counts = self.refuse_sweep(last)
             visited, settled = Visited(), None
         else:
             memory = new.memory if visited.memory is None else visited.memory
@@ -412,8 +412,8 @@ class EPEngine(Visits[S, M], Generic[S, E, M]):
         with np.errstate(all="ignore"):  # the loop looks at what came out
             now, distance = self.summary(new), visited.change
             if distance is None:
-                before = self.summary(last, False) if before is None else before
-                distance = change(before, now) / self.schedule.damping
+                summary = self.summary(last, False) if summary is None else summary
+                distance = change(summary, now) / self.schedule.damping
             if moments is not None:
                 drift = change(moments, now)
         found = visited.trace, visited.damping, visited.in_flight
@@ -455,7 +455,7 @@ class EPEngine(Visits[S, M], Generic[S, E, M]):
         """The state after a step on all sites, from which a sweep is better begun."""
         raise NotImplementedError
 
-    def unswept(self, state: S) -> tuple[S, Counts]:
+    def refuse_sweep(self, state: S) -> tuple[S, Counts]:
         """What follows a sweep whose sites are improper, however small a share of them is taken."""
         return state._replace(sweeps=state.sweeps + 1), Counts(self.n_sites)
 

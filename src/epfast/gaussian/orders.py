@@ -140,7 +140,7 @@ class Layout(NamedTuple):
     #: all rows. None: they are gathered piece by piece
     rows: Rows | None
     #: the rows of X in ``rows``, in the order of the visits
-    at: Indices | None
+    places: Indices | None
     is_sparse: bool
 
 
@@ -251,10 +251,10 @@ class InChunks(Visits[RowState, RowMemory]):
         if new is None:
             return visited
         now = Summary(new.mean, new.covariance.diagonal().copy())
-        before = Summary(state.mean, state.covariance.diagonal().copy())
+        old = Summary(state.mean, state.covariance.diagonal().copy())
         schedule = self.problem.schedule
         # where sweeps may end, rounding is known
-        ends = change(before, now) <= schedule.tol * schedule.damping
+        ends = change(old, now) <= schedule.tol * schedule.damping
         if ends or core.drift() > DRIFT:
             return visited._replace(swept_moments=now)
         return visited._replace(swept_state=new)
@@ -300,8 +300,8 @@ class InChunks(Visits[RowState, RowMemory]):
             if layout.is_sparse:
                 return self.n_threads
             rows = Rows(np.zeros((1, self.problem.shape[1])))
-        at = np.zeros(size, np.intp) if layout.at is None else layout.at[:size]
-        return min(self.n_threads, self.core.threads_for(rows, at, size))
+        places = np.zeros(size, np.intp) if layout.places is None else layout.places[:size]
+        return min(self.n_threads, self.core.threads_for(rows, places, size))
 
     def _at_once(self, size: int) -> int:
         """Rows of as many chunks as one look at signals is for."""
@@ -315,22 +315,22 @@ class InChunks(Visits[RowState, RowMemory]):
         Return how many keep their sites, since no order takes them.
         """
         problem, visits, lost = self.problem, layout.visits[part], 0
-        if layout.rows is None or layout.at is None:
+        if layout.rows is None or layout.places is None:
             gathered = problem.data.X[visits]
             rows = Rows(
                 np.ascontiguousarray(gathered, dtype=np.float64)
                 if isinstance(gathered, np.ndarray)
                 else ordered(gathered)
             )
-            at = np.arange(len(visits))
+            places = np.arange(len(visits))
         else:
-            rows, at = layout.rows, layout.at[part]
+            rows, places = layout.rows, layout.places[part]
         y, weights = problem.data.y, problem.data.weights
         todo = [(0, len(visits), size)]
         while todo:
             first, stop, size = todo.pop()
             which = slice(first, stop)
-            done = self.core.advance(rows, at[which], visits[which], y, weights, size, *sites)
+            done = self.core.advance(rows, places[which], visits[which], y, weights, size, *sites)
             first += done
             if first == stop:
                 continue
@@ -341,7 +341,7 @@ class InChunks(Visits[RowState, RowMemory]):
             else:
                 which = slice(first, end)
                 new = self._one_by_one(visits[which], P, p, sites)
-                if not self.core.take(rows, at[which], visits[which], new, *sites):
+                if not self.core.take(rows, places[which], visits[which], new, *sites):
                     lost += end - first
         return lost
 
@@ -391,7 +391,7 @@ class InTurn(Visits[RowState, RowMemory]):
 
     def visit(self, state: RowState, sites: Sites, tick: Tick) -> Visited[RowState, RowMemory]:
         core, problem, parts = self.core, self.problem, self.parts
-        before, core.moved = core.n_refused, 0.0
+        refused_before, core.moved = core.n_refused, 0.0
         covariance, mean = state.covariance.copy(), state.mean.copy()
         if parts is None:
             visits = self.schedule.checked_visits(problem.shape[0], state.sweeps)
@@ -400,8 +400,10 @@ class InTurn(Visits[RowState, RowMemory]):
             core.sweep(part.rows, part.y, part.weights, numbers, covariance, mean, *sites)
             tick(part.rows.n)
         residual = math.sqrt(core.moved) / self.schedule.damping
-        left = Summary(mean, covariance.diagonal().copy())
-        return Visited(Counts(core.n_refused - before), swept_moments=left, residual=residual)
+        swept_moments = Summary(mean, covariance.diagonal().copy())
+        return Visited(
+            Counts(core.n_refused - refused_before), swept_moments=swept_moments, residual=residual
+        )
 
     def accelerate(
         self, old: RowState, new: RowState, visited: Visited[RowState, RowMemory], moved: float
@@ -443,7 +445,7 @@ class AtOnce(Visits[S, M]):
             self.cores.append(SiteFits(problem.tilted(), *self.numbers))
         for core in self.cores:
             core.residual = 0.0
-        before = sum(core.n_refused for core in self.cores)
+        refused_before = sum(core.n_refused for core in self.cores)
 
         def work(k: int, number: int) -> Iterator[int]:
             part = parts[number]
@@ -452,7 +454,7 @@ class AtOnce(Visits[S, M]):
             yield part.stop - part.start
 
         each(self.threads, work, len(parts), tick)
-        refused = sum(core.n_refused for core in self.cores) - before
+        refused = sum(core.n_refused for core in self.cores) - refused_before
         return Visited(Counts(refused), residual=max(core.residual for core in self.cores))
 
 
@@ -519,23 +521,23 @@ class RowEngine(EPEngine[RowState, State | RowState, RowMemory]):
 
     def init(self, start: Start | None) -> RowState:
         """The state of a start. Under another prior the sum over the rows is kept. O(d^3)."""
-        before, state = getattr(start, "problem", None), None if start is None else start.state
-        kept = before is not None and before.data.X is self.problem.data.X
+        first, state = getattr(start, "problem", None), None if start is None else start.state
+        kept = first is not None and first.data.X is self.problem.data.X
         if self.exact is None and kept and isinstance(state, State):
-            assert before is not None
-            under = self._under(self.problem.base, state, before.base)
+            assert first is not None
+            under = self._under(self.problem.base, state, first.base)
             if under is not None:
                 return self.start_of_run(under, False)
         working: RowState = super().init(start)
         return working
 
-    def _under(self, base: State, state: State, before: State) -> RowState | None:
+    def _under(self, base: State, state: State, old_base: State) -> RowState | None:
         """The posterior of the sites of a state with another base than the one before. O(d^3)."""
         precision, shift, sites = state.precision, state.shift, state.sites
         assert sites is not None
-        if base is not before:
-            precision = precision - before.precision + base.precision
-            shift = shift - before.shift + base.shift
+        if base is not old_base:
+            precision = precision - old_base.precision + base.precision
+            shift = shift - old_base.shift + base.shift
         total = base.log_scale + float(sites.log_scale.sum())
         swept = State(precision, shift, sites, total, state.sweeps, None, state.relaxed)
         return gaussian(swept)

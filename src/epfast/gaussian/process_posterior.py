@@ -319,7 +319,7 @@ class KernelPosterior(GaussianPosterior):
         if moments is None:
             raise form.improper(sites)
         if covariance:
-            form.hold_covariance(sites, moments)
+            form.ensure_covariance(sites, moments)
         return form.matrix.array
 
     @property

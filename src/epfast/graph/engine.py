@@ -485,7 +485,7 @@ class GraphEngine:
     # ---- sweep ----
 
     def sweep(
-        self, state: GraphState, keep: bool, tick: Tick, before: Summary | None = None
+        self, state: GraphState, keep: bool, tick: Tick, summary: Summary | None = None
     ) -> Swept[GraphState]:
         swept = self._sweep(state, keep, tick)
         if not self.linear:

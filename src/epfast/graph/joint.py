@@ -177,7 +177,7 @@ class JointEngine:
         return Summary(state.mean, state.covariance.diagonal().copy(), state.log_evidence)
 
     def sweep(
-        self, state: JointState, keep: bool, tick: Tick, before: Summary | None = None
+        self, state: JointState, keep: bool, tick: Tick, summary: Summary | None = None
     ) -> Swept[JointState]:
         sites = tuple(JointSites(*(part.copy() for part in site)) for site in state.sites)
         precision, shift = self.added_up(sites)

@@ -179,8 +179,8 @@ class Engine(OfSites, Protocol[P, S, E]):
     def init(self, start: P | None) -> S:
         """Make the initial state, from a posterior or None."""
 
-    def sweep(self, state: S, keep: bool, tick: Tick, before: Summary | None = None) -> Swept[S]:
-        """Perform one sweep. before: the moments of the state, where they are known.
+    def sweep(self, state: S, keep: bool, tick: Tick, summary: Summary | None = None) -> Swept[S]:
+        """Perform one sweep. summary: the moments of the state, where they are known.
 
         keep: the old state is still in use, so leave its arrays unchanged. Else they may change on
         the way, as long as it is a state at any time: one that Ctrl-C may go back to, wherever it

@@ -192,11 +192,11 @@ class ParametricEngine:
         return state._replace(sites=np.tile(beyond / self.n_sites, (shape[0], 1)))
 
     def sweep(
-        self, state: ParametricState, keep: bool, tick: Tick, before: Summary | None = None
+        self, state: ParametricState, keep: bool, tick: Tick, summary: Summary | None = None
     ) -> Swept[ParametricState]:
         """One pass over the rows, then the factors of the prior."""
         with np.errstate(all="ignore"):  # the loop looks at what comes out
-            before = self.summary(state, False) if before is None else before
+            summary = self.summary(state, False) if summary is None else summary
         if keep:
             state = state._replace(
                 belief=state.belief.copy(),
@@ -228,7 +228,7 @@ class ParametricEngine:
         state = state._replace(log_scale=scale, sweeps=state.sweeps + 1)
         with np.errstate(all="ignore"):
             now = self.summary(state)
-            moved = change(before, now) / schedule.damping
+            moved = change(summary, now) / schedule.damping
         return Swept(state, moved, now.log_evidence, Counts(refused, failed), now)
 
     def _share_left(self, group: NDArray[np.intp] | None, last: NDArray[np.uint8] | None) -> float:

@@ -90,7 +90,9 @@ class Dense(Full[MeansMemory]):
         return gaussian(State(precision, shift, sites, total, sweeps))
 
     def result(self, state: MeansState) -> State:
-        return plain(state)._replace(sites=None if state.sites is None else self.given(state.sites))
+        return plain(state)._replace(
+            sites=None if state.sites is None else self.sites_of_result(state.sites)
+        )
 
     def numbers(self, n: int) -> tuple[int, int]:
         """Numbers of all sites, and of what the largest factor takes beside its rows."""
@@ -100,12 +102,12 @@ class Dense(Full[MeansMemory]):
 
     def core(self, rows: int) -> MinibatchSweep:
         """Fits of factors of at most so many rows."""
-        schedule, given = self.problem.schedule, self.problem
+        problem, schedule = self.problem, self.problem.schedule
         numbers: dict[str, Any] = {"power": schedule.power, "site_rule": schedule.site_rule}
         damping = 1.0 if schedule.damping is None else schedule.damping
         size, d = min(self.size, rows), self.shape[1]
         numbers |= {"damping": damping, "sparse": self.sparse}
-        return given.scheme.minibatch(given.loss, d, size, **numbers)
+        return problem.scheme.minibatch(problem.loss, d, size, **numbers)
 
     def rows(self, data: Data, core: MinibatchSweep) -> RowBlock:
         """Rows for :meth:`visit`."""
@@ -119,7 +121,7 @@ class Dense(Full[MeansMemory]):
         )
         return Sites(precision, shift, sites.log_scale)
 
-    def given(self, sites: Sites) -> Sites:
+    def sites_of_result(self, sites: Sites) -> Sites:
         """Sites as users have them."""
         return sites
 
@@ -151,18 +153,24 @@ class Dense(Full[MeansMemory]):
         the changes, where q stays as it is. first: the number of the first row.
         """
         design, data = rows
-        given: dict[str, Any] = {"weight": data.weights, "trace": trace, "row_offset": first}
+        options: dict[str, Any] = {"weight": data.weights, "trace": trace, "row_offset": first}
         if sites is not None:
-            given |= dict(zip(("site_tau", "site_nu", "site_scale"), sites, strict=True))
+            options |= dict(zip(("site_tau", "site_nu", "site_scale"), sites, strict=True))
         if onto is not None:
-            given |= {"next_tau": onto[0], "next_nu": onto[1]}
-        self.call(core, design, data.y, order, q, given)
+            options |= {"next_tau": onto[0], "next_nu": onto[1]}
+        self.call(core, design, data.y, order, q, options)
 
     def call(
-        self, core: Any, design: Any, y: Any, order: NDArray[np.intp], q: Any, given: dict[str, Any]
+        self,
+        core: Any,
+        design: Any,
+        y: Any,
+        order: NDArray[np.intp],
+        q: Any,
+        options: dict[str, Any],
     ) -> None:
         """The call of the core for :meth:`visit`."""
-        core.sweep(design, y, self.size, order, *q, **given)
+        core.sweep(design, y, self.size, order, *q, **options)
 
     def natural(self, q: Any, start: MeansState) -> tuple[Array, Array]:
         """Precision and shift that visits have left; start: where they began."""
@@ -209,20 +217,20 @@ class ByColumns(Dense):
         sites = Form.checked_start(self, start)
         row = np.repeat(np.arange(self.shape[0]), np.diff(self.start))
         entries: list[Array] = []
-        for given in sites[:2]:
-            part = given.tocsr() if hasattr(given, "tocsr") else given
+        for matrix in sites[:2]:
+            part = matrix.tocsr() if hasattr(matrix, "tocsr") else matrix
             same = hasattr(part, "indptr") and np.array_equal(part.indptr, self.start)
             if same and np.array_equal(part.indices, self.column):
                 entries.append(part.data)
                 continue
-            taken = np.asarray(part[row, self.column], dtype=np.float64).ravel()
+            selected = np.asarray(part[row, self.column], dtype=np.float64).ravel()
             count = part.count_nonzero() if hasattr(part, "indptr") else np.count_nonzero(part)
-            if np.count_nonzero(taken) != count:
+            if np.count_nonzero(selected) != count:
                 raise ValueError("start has sites of other columns; allowed: the same rows")
-            entries.append(taken)
+            entries.append(selected)
         return Sites(entries[0], entries[1], sites.log_scale)
 
-    def given(self, sites: Sites) -> Sites:
+    def sites_of_result(self, sites: Sites) -> Sites:
         small = len(self.column) <= np.iinfo(np.intc).max
         start = self.start.astype(np.intc) if small else self.start
         precision, shift = (
@@ -242,14 +250,20 @@ class ByColumns(Dense):
         return super().begin(state, core)
 
     def call(
-        self, core: Any, design: Any, y: Any, order: NDArray[np.intp], q: Any, given: dict[str, Any]
+        self,
+        core: Any,
+        design: Any,
+        y: Any,
+        order: NDArray[np.intp],
+        q: Any,
+        options: dict[str, Any],
     ) -> None:
-        if core.one_row and "next_tau" not in given:
-            core.rows(design, y, order, q, **given)
+        if core.one_row and "next_tau" not in options:
+            core.rows(design, y, order, q, **options)
             return
-        if "site_tau" in given:
-            given |= {"site_start": self.start, "site_column": self.column}
-        core.factors(design, y, self.size, order, *q, **given)
+        if "site_tau" in options:
+            options |= {"site_start": self.start, "site_column": self.column}
+        core.factors(design, y, self.size, order, *q, **options)
 
     def natural(self, q: Any, start: MeansState) -> tuple[Array, Array]:
         if isinstance(q, tuple):
@@ -273,9 +287,9 @@ def counters(core: MinibatchSweep) -> tuple[int, int, int]:
     return core.n_refused, core.n_failed, core.n_clipped
 
 
-def since(core: MinibatchSweep, before: tuple[int, int, int]) -> tuple[int, ...]:
+def since(core: MinibatchSweep, earlier: tuple[int, int, int]) -> tuple[int, ...]:
     """Refused, failed and clipped since then."""
-    return tuple(now - old for now, old in zip(counters(core), before, strict=True))
+    return tuple(now - old for now, old in zip(counters(core), earlier, strict=True))
 
 
 class DiagonalEngine(EPEngine[MeansState, State, MeansMemory]):
@@ -343,7 +357,7 @@ class DiagonalEngine(EPEngine[MeansState, State, MeansMemory]):
         for _ in range(1, min(count, self.threads.threads)):
             cores.append(form.core(problem.shape[0]))
             rows.append(form.rows(problem.data, cores[-1]))
-        before = [counters(core) for core in cores]
+        earlier = [counters(core) for core in cores]
         q = (state.precision, state.shift) if parallel else form.begin(state, cores[0])
 
         def work(k: int, part: int) -> Iterator[int]:
@@ -355,7 +369,7 @@ class DiagonalEngine(EPEngine[MeansState, State, MeansMemory]):
                 yield len(factors[piece])
 
         each(self.threads, work, count, tick)
-        changes = [since(core, old) for core, old in zip(cores, before, strict=True)]
+        changes = [since(core, old) for core, old in zip(cores, earlier, strict=True)]
         refused, failed, clipped = map(sum, zip(*changes, strict=True))
         return Visited(Counts(refused, failed, clipped), trace=trace)
 
@@ -430,8 +444,8 @@ class DiagonalPass(DiagonalEngine):
     """
 
     def init(self, start: Start | None) -> MeansState:
-        begun: MeansState = start_of_pass(self.problem, start)
-        return begun
+        state: MeansState = start_of_pass(self.problem, start)
+        return state
 
     def visit(  # type: ignore[override]
         self, state: MeansState, sites: None, tick: Tick
@@ -444,8 +458,8 @@ class DiagonalPass(DiagonalEngine):
         # a start goes on from where it is, that of an unfinished pass too
         warms_up = sweeps == 0 and state.rows_seen == 0
         first = warm_up_rows(self.schedule, form.size, form.shape[1]) if warms_up else 0
-        before, counts = counters(core), np.zeros(3, dtype=int)
-        start, begun = state, core.n_visited
+        counted_before, counts = counters(core), np.zeros(3, dtype=int)
+        start, visited_before = state, core.n_visited
         trace, seen, q = None, 0, None
         core.begin_sweep(sweeps)
         try:
@@ -475,17 +489,19 @@ class DiagonalPass(DiagonalEngine):
                     form.visit(core, rows, factors, q, None, here, first=seen)
                     tick(len(factors))
                 seen += n
-            reached = self._after(q, start, core.n_visited - begun)
+            reached = self._reached(q, start, core.n_visited - visited_before)
         except KeyboardInterrupt:
             # rows are counted where they are visited: Ctrl-C cannot come between
-            left = start if q is None else self._after(q, start, core.n_visited - begun)
-            raise PartOfSweep(left) from None
+            reached = (
+                start if q is None else self._reached(q, start, core.n_visited - visited_before)
+            )
+            raise PartOfSweep(reached) from None
         self.n_sites = -(-seen // form.size)
-        refused, failed, clipped = map(int, counts + since(core, before))
+        refused, failed, clipped = map(int, counts + since(core, counted_before))
         new = reached._replace(sweeps=sweeps + 1)
         return Visited(Counts(refused, failed, clipped), new, trace=trace)
 
-    def _after(self, q: Any, start: MeansState, rows: int) -> MeansState:
+    def _reached(self, q: Any, start: MeansState, rows: int) -> MeansState:
         """The posterior that visits of so many rows have left, and that was known before."""
         precision, shift = self.form.natural(q, start)
         seen = (start.rows_seen or 0) + rows
@@ -502,7 +518,7 @@ class DiagonalPass(DiagonalEngine):
         return iter([self.problem.data])
 
     def _warmed_up(
-        self, begun: MeansState, data: Data, first: NDArray[np.intp]
+        self, start: MeansState, data: Data, first: NDArray[np.intp]
     ) -> tuple[MeansState, Array, int] | None:
         """EP on the factors that the pass visits first: posterior, counts, number of factors.
 
@@ -533,12 +549,12 @@ class DiagonalPass(DiagonalEngine):
         precision, shift = base.precision.copy(), base.shift.copy()
         precision[columns], shift[columns] = fit.state.precision, fit.state.shift
         there, here = (with_moments(state).log_norm for state in (fit.state, prior))
-        new = begun._replace(
+        new = start._replace(
             precision=precision,
             shift=shift,
             log_scale=fit.state.log_scale,
             rows_seen=rows_of(first, size, n),
-            log_norm=begun.log_norm + there - here,
+            log_norm=start.log_norm + there - here,
         )
         return new, counts, len(first)
 

@@ -213,15 +213,15 @@ class Kernel(Form[ValueState, GPState[ValueMoments, None, Array]]):
         self.precision_of = None if cheap else moments
         return moments
 
-    def hold_precision(self, sites: Sites, moments: ValueMoments) -> None:
+    def ensure_precision(self, sites: Sites, moments: ValueMoments) -> None:
         """Have R of a posterior in the array. O(n^3) unless it is there."""
         if self.precision_of is not moments and self.moments(sites) is None:
             raise self.improper(sites)
 
-    def hold_covariance(self, sites: Sites, moments: ValueMoments) -> None:
+    def ensure_covariance(self, sites: Sites, moments: ValueMoments) -> None:
         """Have the covariance of a posterior in the array. O(n^3) unless it, or R, is there."""
         if self.covariance_of is not moments:
-            self.hold_precision(sites, moments)
+            self.ensure_precision(sites, moments)
             self.precision_of = None
             self.matrix.covariance(sites.precision, SMALL)
             self.covariance_of = moments
@@ -232,7 +232,7 @@ class Kernel(Form[ValueState, GPState[ValueMoments, None, Array]]):
         if moments is None:
             raise self.improper(state.sites)
         if self.slopes:
-            self.hold_precision(state.sites, moments)
+            self.ensure_precision(state.sites, moments)
             return GPState(*state[:2], moments, state.relaxed, state.factor, state.diagonal)
         return GPState(*state[:2], moments, state.relaxed, *self.factored(state.sites))
 
@@ -313,9 +313,9 @@ class ValuesInTurn(Visits[ValueState, KernelMemory]):
         self, state: ValueState, sites: Sites, tick: Tick
     ) -> Visited[ValueState, KernelMemory]:
         form, core, data, n = self.form, self.core, self.problem.data, len(sites.shift)
-        form.hold_covariance(state.sites, state.moments)
+        form.ensure_covariance(state.sites, state.moments)
         form.covariance_of, core.pool = None, form.matrix.pool
-        before, core.log_determinant = core.n_refused, 0.0
+        refused_before, core.log_determinant = core.n_refused, 0.0
         mean = state.moments.mean.copy()
         visits = self.schedule.checked_visits(n, state.sweeps)
         # a range is that of all, in order
@@ -327,7 +327,7 @@ class ValuesInTurn(Visits[ValueState, KernelMemory]):
             units = Units(part, n)
             core.sweep(units, data.y[part], weights, part, form.matrix.array, mean, *sites)
             tick(len(part))
-        refused = core.n_refused - before
+        refused = core.n_refused - refused_before
         variance = form.matrix.array.diagonal().copy()
         healthy = (variance >= SHRUNK * state.moments.variance).all()
         since = 1 + (0 if state.memory is None else state.memory.since)
@@ -355,10 +355,10 @@ class Jointly(Visits[ValueState, KernelMemory]):
         if step is None:
             return self.otherwise.visit(state, sites, tick)
         tick(len(sites.shift))
-        new, left = step
+        new, distance = step
         old_moments, moments = (Summary(*now.moments[1:3]) for now in (state, new))
-        order = "joint" if left <= CONTRACTS * change(old_moments, moments) else ""
-        return Visited(swept_state=new, memory=KernelMemory(order), change=left)
+        order = "joint" if distance <= CONTRACTS * change(old_moments, moments) else ""
+        return Visited(swept_state=new, memory=KernelMemory(order), change=distance)
 
     def _stepped(self, old: ValueState) -> tuple[ValueState, float] | None:
         """What a step makes, and how far that is from a fixed point.
@@ -367,7 +367,7 @@ class Jointly(Visits[ValueState, KernelMemory]):
         """
         engine, form, now = self.engine, self.engine.form, old.moments
         y, tol = engine.problem.data.y, engine.schedule.tol
-        form.hold_covariance(old.sites, now)
+        form.ensure_covariance(old.sites, now)
         aim = joint_sites(form.matrix, engine.tilted, y, old.sites, now.mean, now.variance, tol)
         moments = None if aim is None else form.moments(aim.sites)
         if aim is None or moments is None:
@@ -380,8 +380,8 @@ class Jointly(Visits[ValueState, KernelMemory]):
         sites = aim.sites._replace(log_scale=scale + log_mass(*aim.sites[:2], *around))
         exact = Summary(moments.mean, moments.variance)
         # what the posterior is away from that which the step aimed at, and from a fixed point
-        left = max(change(Summary(*aim[3:]), exact), change(Summary(*fit[3:]), exact))
-        return GPState(sites, old.sweeps + 1, moments), left
+        distance = max(change(Summary(*aim[3:]), exact), change(Summary(*fit[3:]), exact))
+        return GPState(sites, old.sweeps + 1, moments), distance
 
 
 class ProcessEngine(EPEngine[ValueState, GPState[ValueMoments, None, Array], KernelMemory]):
@@ -434,9 +434,9 @@ class ProcessEngine(EPEngine[ValueState, GPState[ValueMoments, None, Array], Ker
     def start_of_run(self, state: ValueState, is_flat: bool) -> ValueState:
         return state._replace(memory=KernelMemory("" if is_flat else self.order))
 
-    def unswept(self, state: ValueState) -> tuple[ValueState, Counts]:
+    def refuse_sweep(self, state: ValueState) -> tuple[ValueState, Counts]:
         if self.schedule.order == "parallel":
-            return super().unswept(state)
+            return super().refuse_sweep(state)
         raise self.form.improper(state.sites)
 
     def finish(self, state: ValueState, hurry: bool = False) -> GPState:

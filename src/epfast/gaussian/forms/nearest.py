@@ -100,7 +100,7 @@ class NearestEngine(EPEngine[NearState, GPState[ValueMoments, None, Array], bool
         return (visits[first : first + self.size] for first in range(0, n, self.size))
 
     def visit(self, state: NearState, sites: Sites, tick: Tick) -> Visited[NearState, bool]:
-        form, before, data = self.form, self.core.n_refused, self.problem.data
+        form, refused_before, data = self.form, self.core.n_refused, self.problem.data
         mean, variance = state.moments.mean.copy(), state.moments.variance.copy()
         for block in self.blocks(state.sweeps):
             cavity = form.rows.moments_at(block, sites)
@@ -113,4 +113,4 @@ class NearestEngine(EPEngine[NearState, GPState[ValueMoments, None, Array], bool
             tick(len(block))
         moments = form.moments(sites, mean, variance)
         new: NearState = GPState(sites, state.sweeps + 1, moments)
-        return Visited(Counts(self.core.n_refused - before), new, memory=True)
+        return Visited(Counts(self.core.n_refused - refused_before), new, memory=True)

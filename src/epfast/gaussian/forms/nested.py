@@ -98,9 +98,9 @@ def other_classes(classes: NDArray[np.intp], count: int) -> NDArray[np.intp]:
 def differences(classes: NDArray[np.intp], h: Array, S: Array) -> tuple[Array, Array]:
     """Mean (n, C - 1) and covariance of h_y - h_j, from those of h."""
     rows, others = np.arange(len(h)), other_classes(classes, h.shape[1])
-    at = rows[:, None]
-    mean = h[rows, classes][:, None] - h[at, others]
-    cross = S[at, classes[:, None], others]
+    row_index = rows[:, None]
+    mean = h[rows, classes][:, None] - h[row_index, others]
+    cross = S[row_index, classes[:, None], others]
     own = S[rows, classes, classes][:, None, None]
     inner = S[rows[:, None, None], others[:, :, None], others[:, None, :]]
     return mean, own - cross[:, :, None] - cross[:, None, :] + inner
@@ -234,8 +234,8 @@ class Joint(Full[NestedMemory]):
                 piece = slice(first, first + step)
                 W, b, scale = self.of_classes(numbers[piece], families.select(sites, piece))
                 if less is not None:
-                    before = self.of_classes(numbers[piece], families.select(less, piece))
-                    W, b, scale = W - before[0], b - before[1], scale - before[2]
+                    old = self.of_classes(numbers[piece], families.select(less, piece))
+                    W, b, scale = W - old[0], b - old[1], scale - old[2]
                 scales.append(scale)
                 yield self.problem.rows(numbers[piece]), W, b
 
@@ -246,11 +246,11 @@ class Joint(Full[NestedMemory]):
         y, count = self.classes[numbers], self.count
         matrix, shift = of_differences(sites.precision, sites.shift)
         others, rows = other_classes(y, count), np.arange(len(y))
-        at = rows[:, None]
+        row_index = rows[:, None]
         # from the differences to the classes
         W, b = np.zeros((len(y), count, count)), to_classes(y, shift)
         W[rows[:, None, None], others[:, :, None], others[:, None, :]] = matrix
-        W[at, y[:, None], others] = W[at, others, y[:, None]] = -matrix.sum(axis=2)
+        W[row_index, y[:, None], others] = W[row_index, others, y[:, None]] = -matrix.sum(axis=2)
         W[rows, y, y] = matrix.sum(axis=(1, 2))
         total = float(sites.log_scale.sum())
         if self.offset is not None:  # sites are on h with its offset
@@ -340,12 +340,12 @@ class NestedEngine(EPEngine[NestedState, State, NestedMemory]):
         assert new.memory is not None
         distance = moved / last.share  # of an undamped sweep
         step = (new.mean - old.mean) / np.sqrt(new.covariance.diagonal())
-        memory, left = last.next(step, distance), distance
+        memory, remaining = last.next(step, distance), distance
         if new.memory.is_pass:
             # the factor by which passes contract
-            left *= 1.0 if last.passed is None else min(1.0, distance / last.passed)
+            remaining *= 1.0 if last.passed is None else min(1.0, distance / last.passed)
             memory = memory._replace(passed=distance)
-        return new._replace(memory=memory), visited._replace(change=left)
+        return new._replace(memory=memory), visited._replace(change=remaining)
 
     def _pass(self, state: NestedState) -> NestedState | None:
         """The state after all sites are fitted from one posterior, whose means settle first.

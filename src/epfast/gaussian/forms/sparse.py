@@ -48,8 +48,8 @@ class Pace(NamedTuple):
         share, last = self.share, self.change
         size = 0.0 if last is None else float(last @ last)
         if last is not None and size > 0.0:
-            left = (1.0 - float(change @ last) / size) / share
-            share = min(max(1.0 / max(left, TINY), LEAST), RISE * share, 1.0)
+            rate = (1.0 - float(change @ last) / size) / share
+            share = min(max(1.0 / max(rate, TINY), LEAST), RISE * share, 1.0)
         return Pace(share, change)
 
 
@@ -59,11 +59,11 @@ def paced(pace: Pace, old: Sites, sites: Sites, h: Array, s: Array) -> Pace:
     h, s: mean and variance of the rows under it.
     """
     # sites in a linear tail would lose all precision at once, and means go anywhere
-    least = FALL * old.precision
-    held = np.where((old.precision > 0.0) & (sites.precision >= 0.0), least, -np.inf)
-    held = np.maximum(held - sites.precision, 0.0)
-    sites.precision[:] += held
-    sites.shift[:] += held * h
+    falls = (old.precision > 0.0) & (sites.precision >= 0.0)
+    least = np.where(falls, FALL * old.precision, -np.inf)
+    raised = np.maximum(least - sites.precision, 0.0)
+    sites.precision[:] += raised
+    sites.shift[:] += raised * h
     more = sites.precision - old.precision
     away = sites.shift - old.shift - more * h
     with np.errstate(all="ignore"):  # of a run that diverges
@@ -167,5 +167,5 @@ class SparseEngine(EPEngine[SparseState, SparseState, Pace]):
         if new is None:
             return visited
         ends = [Summary(now.moments.mean, now.moments.variances()) for now in (state, new)]
-        left = change(*ends) / (pace.share * self.schedule.damping)
-        return visited._replace(swept_state=new, memory=pace, change=left, damping=pace.share)
+        distance = change(*ends) / (pace.share * self.schedule.damping)
+        return visited._replace(swept_state=new, memory=pace, change=distance, damping=pace.share)

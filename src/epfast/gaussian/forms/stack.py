@@ -111,10 +111,10 @@ class Stack(Full[ChunkMemory]):
     def moments_at(self, latents: list[StackState], visits: Order) -> tuple[Array, Array]:
         """Means and variances of the latents of rows, (C, q) each. O(C q d^2)."""
         h, s = np.empty((2, self.latents, len(visits)))
-        for rows, _, at in self.rows(visits):
+        for rows, _, places in self.rows(visits):
             for k, now in enumerate(latents):
                 assert now.root is not None
-                marginals(rows, now.covariance, now.root, now.mean, h[k, at], s[k, at])
+                marginals(rows, now.covariance, now.root, now.mean, h[k, places], s[k, places])
         return h, s
 
     def moved(
@@ -125,16 +125,16 @@ class Stack(Full[ChunkMemory]):
         O(C (q d^2 + d^3)).
         """
         sums = [(now.precision.copy(), now.shift.copy()) for now in latents]
-        for rows, _, at in self.rows(visits):
+        for rows, _, places in self.rows(visits):
             for k, (precision, shift) in enumerate(sums):
-                add_sites(rows, tau[k, at], nu[k, at], precision, shift)
-        made: list[StackState] = []
+                add_sites(rows, tau[k, places], nu[k, places], precision, shift)
+        gaussians: list[StackState] = []
         for now, natural in zip(latents, sums, strict=True):
             part: StackState | None = gaussian(State(*natural, None, 0.0, now.sweeps), True)
             if part is None:
                 return None
-            made.append(part)
-        return made
+            gaussians.append(part)
+        return gaussians
 
     def covariances(self, state: StackState) -> Array:
         """Those of the latents, in an array of their own, (C, d, d)."""
@@ -206,7 +206,7 @@ class Kernels(Form[LatentState, LatentResult]):
             part = form.moments(own)
             if part is None:
                 return None
-            form.hold_covariance(own, part)
+            form.ensure_covariance(own, part)
             parts.append(part)
         return GPState(sites, sweeps, tuple(parts))
 
@@ -338,32 +338,32 @@ class LatentEngine(EPEngine[Any, State | LatentResult, ChunkMemory]):
         slopes, W = np.empty(h.shape), np.empty((*h.shape, h.shape[1]))
         if self.moments.curvatures(self.problem.data.y, m, v, slopes, W):
             return state
-        held = sites.shift - sites.precision * h
-        aim = slopes + np.einsum("ijk,ik->ij", W, v * (slopes - held))
+        site_slopes = sites.shift - sites.precision * h
+        aim = slopes + np.einsum("ijk,ik->ij", W, v * (slopes - site_slopes))
 
         def pull(z: Array) -> Array:
             return np.asarray(form.summed(np.einsum("ijk,ik->ij", W, form.spread(z))))
 
         nearly = form.nearly(state, covariance)
-        step = form.spread(conjugate_gradients(form.summed(aim - held), pull, nearly))
+        step = form.spread(conjugate_gradients(form.summed(aim - site_slopes), pull, nearly))
         shifts = aim - np.einsum("ijk,ik->ij", W, step) + sites.precision * (h + step)
         if not np.isfinite(shifts).all():
             return state
         return form.shifted(state, sites._replace(shift=shifts), covariance)
 
     def visit(self, state: Any, sites: Sites, tick: Tick) -> Visited[Any, ChunkMemory]:
-        own, before, left = by_latent(sites), self.core.n_refused, None
+        own, refused_before, swept_moments = by_latent(sites), self.core.n_refused, None
         few = self.schedule.order == "auto" and self.schedule.block is None
         few = few and self.n_sites <= SEQUENTIAL_UP_TO
         try:
             if self.in_parts and not (few and state.memory.flat):
                 self._in_parts(state, own, tick)
             else:
-                left = self._in_turn(state, own, tick)
+                swept_moments = self._in_turn(state, own, tick)
         finally:  # the log scales are those of the sites
             sites.precision[:], sites.shift[:] = own.precision.T, own.shift.T
-        counts = Counts(min(self.n_sites, self.core.n_refused - before))
-        return Visited(counts, swept_moments=left)
+        counts = Counts(min(self.n_sites, self.core.n_refused - refused_before))
+        return Visited(counts, swept_moments=swept_moments)
 
     def accelerate(
         self, old: Any, new: Any, visited: Visited[Any, ChunkMemory], moved: float
@@ -372,7 +372,7 @@ class LatentEngine(EPEngine[Any, State | LatentResult, ChunkMemory]):
         fixed = self.at_once or self.schedule.block is not None
         return new._replace(memory=old.memory.next(moved, self.n_sites, fixed)), visited
 
-    def unswept(self, state: Any) -> tuple[Any, Counts]:
+    def refuse_sweep(self, state: Any) -> tuple[Any, Counts]:
         # the arrays of kernels have other covariances
         same = self.form.rebuild(state.sites, state.sweeps + 1)
         return carry_memory(state, same), Counts(self.n_sites)
@@ -393,22 +393,22 @@ class LatentEngine(EPEngine[Any, State | LatentResult, ChunkMemory]):
         visits, now = visits_in_chunks(self.problem, state.sweeps, None), self.form.each(state)
         while first < n:
             part = visits[first : first + size]
-            numbers, before = as_array(part), core.n_refused
+            numbers, refused_before = as_array(part), core.n_refused
             new, scale = np.empty((len(own.shift), 2, len(part))), np.empty(len(part))
             h, s = self.form.moments_at(now, part)
             core.fit(h, s, self.problem.data.y, numbers, *own, new, scale)
-            made, lost = now, core.n_refused > before
+            updated, lost = now, core.n_refused > refused_before
             if first + len(part) < n:  # what the last ones make is built of all sites
                 moves = new[:, 0] - own.precision[:, numbers], new[:, 1] - own.shift[:, numbers]
-                made = self.form.moved(now, part, *moves)
-            if len(part) > 1 and (made is None or (lost and self.in_turn)):
+                updated = self.form.moved(now, part, *moves)
+            if len(part) > 1 and (updated is None or (lost and self.in_turn)):
                 # refusals of rows that are fitted again do not count
-                core.n_refused, size = before, (len(part) + 1) // 2
+                core.n_refused, size = refused_before, (len(part) + 1) // 2
                 continue
-            if made is None:
-                core.n_refused = before + 1
+            if updated is None:
+                core.n_refused = refused_before + 1
             else:
-                now, own.log_scale[numbers] = made, scale
+                now, own.log_scale[numbers] = updated, scale
                 own.precision[:, numbers], own.shift[:, numbers] = new[:, 0], new[:, 1]
             tick(len(part))
             first, size = first + len(part), min(2 * size, state.memory.size)

@@ -153,7 +153,7 @@ class ByWeights(Full[Any]):
         self.exact = problem.exact_sites()
 
     @cached_property
-    def known(self) -> tuple[Array, Array] | None:
+    def sum_of_exact(self) -> tuple[Array, Array] | None:
         """The sum of exact sites, (d, d) and (d,). O(n d^2), once."""
         return None if self.exact is None else sum_of_sites(self.problem, self.exact)
 
@@ -180,15 +180,15 @@ class ByWeights(Full[Any]):
 
     def rebuild(self, sites: Sites, sweeps: int) -> Any:
         rows, weights = split(sites, self.n)
-        precision, shift = self.known or sum_of_sites(self.problem, rows)
+        precision, shift = self.sum_of_exact or sum_of_sites(self.problem, rows)
         precision, shift = precision + np.diag(weights.precision), shift + weights.shift
         return gaussian(State(precision, shift, sites, float(sites.log_scale.sum()), sweeps))
 
-    def with_weights(self, state: Working, sites: Sites, before: Sites) -> Working | None:
+    def with_weights(self, state: Working, sites: Sites, old_weights: Sites) -> Working | None:
         """A state of these rows with other prior sites than before. O(d^3)."""
         weights = split(sites, self.n)[1]
-        precision = state.precision + np.diag(weights.precision - before.precision)
-        shift, total = state.shift + weights.shift - before.shift, float(sites.log_scale.sum())
+        precision = state.precision + np.diag(weights.precision - old_weights.precision)
+        shift, total = state.shift + weights.shift - old_weights.shift, float(sites.log_scale.sum())
         return gaussian(State(precision, shift, sites, total, state.sweeps))
 
     def of_the_weights(self, state: Working) -> tuple[Array, Array]:
@@ -285,7 +285,7 @@ class ByRows(ByWeights):
         variance = self.covariance_of_rows(state).diagonal().copy()
         return lambda part: (state.latent[part], variance[part])
 
-    def with_weights(self, state: Any, sites: Sites, before: Sites) -> Any:
+    def with_weights(self, state: Any, sites: Sites, old_weights: Sites) -> Any:
         return self.rebuild(sites, state.sweeps)
 
     def of_the_weights(self, state: Any) -> tuple[Array, Array]:
@@ -333,13 +333,13 @@ class RowsOfValues(Visits[Any, RowMemory]):
         self.core = BlockedSweep(tilted, form.n, block, 1.0, self.schedule.damping, False)
 
     def visit(self, state: DualState, sites: Sites, tick: Tick) -> Visited[Any, RowMemory]:
-        problem, before, n = self.problem, self.core.n_refused, self.form.n
+        problem, refused_before, n = self.problem, self.core.n_refused, self.form.n
         covariance, mean = self.form.covariance_of_rows(state), state.latent.copy()
         order = np.asarray(self.schedule.checked_visits(n, state.sweeps), dtype=np.intp)
-        given = problem.responses(order), problem.weights(order), order
-        self.core.sweep(Units(order, n), *given, covariance, mean, *sites)
+        own = problem.responses(order), problem.weights(order), order
+        self.core.sweep(Units(order, n), *own, covariance, mean, *sites)
         tick(n)
-        return Visited(Counts(self.core.n_refused - before))
+        return Visited(Counts(self.core.n_refused - refused_before))
 
 
 class WeightEngine(EPEngine[Any, ShrunkState, Memory]):
@@ -354,10 +354,10 @@ class WeightEngine(EPEngine[Any, ShrunkState, Memory]):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, (ByRows if problem.posterior == "wide" else ByWeights)(problem))
-        schedule, given = problem.schedule, self.form.prior_of_weights
+        schedule, prior = problem.schedule, self.form.prior_of_weights
         n = 0 if self.form.exact is not None else self.form.n
-        self.n_sites, self.of_prior = n + len(given.visits), given.prior.tilted()
-        most = max(1, len(given.visits))
+        self.n_sites, self.of_prior = n + len(prior.visits), prior.prior.tilted()
+        most = max(1, len(prior.visits))
         self.block = min(block_size(schedule.block, self.form.order), most)
         self.ones = np.ones((most, 1))
         self.core_of_weights: Any = SiteFits(self.of_prior, 1.0, 1.0)
@@ -389,7 +389,7 @@ class WeightEngine(EPEngine[Any, ShrunkState, Memory]):
         form, visited, now = self.form, Visited[Any, RowMemory](), state
         self.of_prior.begin_sweep(state.sweeps)
         rows, weights = split(sites, form.n)
-        before = families.copied(weights)
+        old_weights = families.copied(weights)
         if form.exact is None:
             visited, now = self.visit_rows(state, sites, rows, tick)
             if now is None:
@@ -397,7 +397,7 @@ class WeightEngine(EPEngine[Any, ShrunkState, Memory]):
         refused = self._weights(now, weights, tick)
         counts = visited.counts._replace(refused=visited.counts.refused + refused)
         memory = now.memory._replace(refused=refused > 0)
-        new = form.with_weights(now, sites, before)
+        new = form.with_weights(now, sites, old_weights)
         if new is not None:
             new = new._replace(sweeps=state.sweeps + 1)
         return Visited(counts, new, memory=memory, residual=visited.residual)
@@ -416,7 +416,7 @@ class WeightEngine(EPEngine[Any, ShrunkState, Memory]):
         visits = self.form.prior_of_weights.visits
         if not len(visits):
             return 0
-        core, before = self.core_of_weights, self.core_of_weights.n_refused
+        core, refused_before = self.core_of_weights, self.core_of_weights.n_refused
         core.damping = state.memory.damping
         if self.schedule.order == "parallel":
             visited = Sites(*map(np.ascontiguousarray, families.select(weights, visits)))
@@ -425,7 +425,7 @@ class WeightEngine(EPEngine[Any, ShrunkState, Memory]):
             core.fit(mean, variance, self.ones, *visited)
             families.put(weights, visits, visited)
             tick(len(visits))
-            return int(core.n_refused - before)
+            return int(core.n_refused - refused_before)
         if self.schedule.order == "shuffled":
             visits = visits[np.asarray(self.schedule.checked_visits(len(visits), state.sweeps))]
         matrix, vector = self.form.of_the_weights(state)
@@ -435,28 +435,28 @@ class WeightEngine(EPEngine[Any, ShrunkState, Memory]):
             rows = self.form.rows_of(part, weights)
             core.sweep(rows, self.ones[: len(part)], None, part, matrix, vector, *weights)
             tick(len(part))
-        return int(core.n_refused - before)
+        return int(core.n_refused - refused_before)
 
-    def _mixed(self, new: Any, before: Any) -> Any:
+    def _mixed(self, new: Any, last: Any) -> Any:
         """A sweep with those before it (Anderson mixing), where they move less and less.
 
         It also finds fixed points that sweeps of any length move away from.
         """
         form, memory = self.form, new.memory
-        (_, old), (_, weights) = split(before.sites, form.n), split(new.sites, form.n)
-        spread = form.summary(before, False).variance
+        (_, old), (_, weights) = split(last.sites, form.n), split(new.sites, form.n)
+        spread = form.summary(last, False).variance
         precision = (weights.precision - old.precision) * spread
         moves = np.concatenate([precision, (weights.shift - old.shift) * np.sqrt(spread)])
-        moves /= before.memory.damping
+        moves /= last.memory.damping
         steps = with_step(memory.steps, new.sites, moves)
         mixture = mixed(steps) if memory.mixes else None
-        made = None if mixture is None else form.rebuild(mixture, new.sweeps)
-        if made is not None:
-            precision = split(made.sites, form.n)[1].precision
-            if (precision * form.summary(made, False).variance < 1.0)[
+        rebuilt = None if mixture is None else form.rebuild(mixture, new.sweeps)
+        if rebuilt is not None:
+            precision = split(rebuilt.sites, form.n)[1].precision
+            if (precision * form.summary(rebuilt, False).variance < 1.0)[
                 form.prior_of_weights.visits
             ].all():
-                return made._replace(memory=memory._replace(steps=steps))
+                return rebuilt._replace(memory=memory._replace(steps=steps))
         steps = steps[-1:] if memory.mixes else steps
         return new._replace(memory=memory._replace(steps=steps))
 
