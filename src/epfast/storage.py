@@ -19,7 +19,7 @@ from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.linear_posterior import (
     FactorizedPosterior,
     FullPosterior,
-    Known,
+    KeptMoments,
     LinearPosterior,
 )
 from epfast.gaussian.low_rank import LowRankGPPosterior
@@ -73,7 +73,7 @@ POSTERIORS = (
 PARTS = (
     Data,
     GPState,
-    Known,
+    KeptMoments,
     Kriging,
     LowRankFactor,
     MixtureProblem,

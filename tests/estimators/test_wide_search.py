@@ -65,7 +65,7 @@ def test_one_product_of_the_rows(monkeypatch):
     model = LinearClassifier().fit(X, y + (X[:, 0] > 3.0))
     assert len(calls) == 1
     again = pickle.loads(pickle.dumps(model))
-    assert again.posteriors_[0].problem.prior.known[1] is None
+    assert again.posteriors_[0].problem.prior.kept[1] is None
     np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
 
 

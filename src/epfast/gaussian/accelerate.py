@@ -56,8 +56,8 @@ def conjugate_gradients(
         step += share * p
         r -= share * q
         z, back = nearly(r)
-        size, before = float((r * z).sum()), size
-        p, kp = z + (size / before) * p, back + (size / before) * kp
+        size, last = float((r * z).sum()), size
+        p, kp = z + (size / last) * p, back + (size / last) * kp
     return step
 
 
@@ -104,16 +104,16 @@ def fitted_at(tilted: TiltedMoments, y: Array, m: Array, v: Array) -> Cavities |
     log_z, slope, second = np.empty((3, len(m)))
     if tilted.many(y, m, v, np.ones(len(m)), log_z, slope, second):
         return None
-    left = 1.0 + v * second
-    if not (left > 0.0).all():
+    ratio = 1.0 + v * second
+    if not (ratio > 0.0).all():
         return None
-    precision, shift = -second / left, (slope - m * second) / left
+    precision, shift = -second / ratio, (slope - m * second) / ratio
     return Cavities(
         precision,
         shift,
         log_z + log_mass(precision, shift, m, v),
         m + v * slope,
-        v * left,
+        v * ratio,
     )
 
 
@@ -148,15 +148,15 @@ def joint_sites(
     """
     if not (variance > 0.0).all():
         return None
-    before = cavities(sites, mean, variance)
-    if before is None:
+    first = cavities(sites, mean, variance)
+    if first is None:
         return None
-    (m0, v0), n = before, len(mean)
+    (m0, v0), n = first, len(mean)
     sd0 = np.sqrt(v0)
     tau0, nu0, _ = sites
     across, squared = np.empty((2, n))
 
-    def at(x: Array) -> tuple[Cavities, Array] | None:
+    def cavities_at(x: Array) -> tuple[Cavities, Array] | None:
         """Sites at cavities x, in the old ones' sd and log variance, and the cavities they give."""
         fit = fitted_at(tilted, y, m0 + sd0 * x[:n], v0 * np.exp(x[n:]))
         if fit is None:
@@ -176,17 +176,17 @@ def joint_sites(
         return (fit, image) if np.isfinite(image).all() else None
 
     with np.errstate(all="ignore"):  # what overflows ends the passes
-        return _fixed_point(at, np.zeros(2 * n), tol)
+        return _fixed_point(cavities_at, np.zeros(2 * n), tol)
 
 
 def _fixed_point(
-    at: Callable[[Array], tuple[Cavities, Array] | None], x: Array, tol: float
+    cavities_at: Callable[[Array], tuple[Cavities, Array] | None], x: Array, tol: float
 ) -> Cavities | None:
     """The fixed point of cavities, by passes that Anderson's rule mixes."""
     first = 0.0
     past: list[tuple[Array, Array]] = []
     for k in range(PASSES):
-        answer = at(x)
+        answer = cavities_at(x)
         if answer is None:
             return None
         fit, image = answer
@@ -279,8 +279,8 @@ class MeansMemory(NamedTuple):
 
     def noting(self, new: State) -> MeansMemory:
         """The memory after a sweep that a step began."""
-        before = self.origin
-        assert before is not None
+        origin = self.origin
+        assert origin is not None
         assert new.sites is not None
         if new.sites.precision.size > MOST_MIXED:
             return self
@@ -288,8 +288,8 @@ class MeansMemory(NamedTuple):
             sd = np.sqrt(1.0 / new.precision)
             moves = np.concatenate(
                 [
-                    (new.precision - before.precision) / new.precision,
-                    (new.shift / new.precision - before.shift / before.precision) / sd,
+                    (new.precision - origin.precision) / new.precision,
+                    (new.shift / new.precision - origin.shift / origin.precision) / sd,
                 ]
             )
         near = float(moves @ moves) < MIX_BELOW**2 * len(moves)
@@ -355,15 +355,20 @@ def _scaled_solution(matrix: Array, right: Array) -> Array | None:
 
 
 def step_to(
-    problem: Problem, X: Matrix, state: MeansState, swept: MeansState, before: Sites, after: Sites
+    problem: Problem,
+    X: Matrix,
+    state: MeansState,
+    swept: MeansState,
+    old_sites: Sites,
+    new_sites: Sites,
 ) -> MeansMemory | None:
     """Take new sites, fitted from one posterior, to where a Newton step on its mean leads.
 
-    X: the rows, CSR with the pattern of the sites or dense. before, after: sites with (n, d)
+    X: the rows, CSR with the pattern of the sites or dense. old_sites, new_sites: sites with (n, d)
     numbers, or those of all nonzeros; the latter are overwritten, unless there is no such step:
     then the result is None. O(n d^2 + d^3) for few columns, else some passes over X.
     """
-    old, new = before[:2], after[:2]
+    old, new = old_sites[:2], new_sites[:2]
     base, (n, d) = problem.base, problem.shape
     tau, mean = state.precision, state.shift / state.precision
     copies = problem.copies()
@@ -374,11 +379,11 @@ def step_to(
     gram = np.diag(base.precision) if d <= DENSE else None
     for part in parts:
         block = _Part(X, part)
-        f, at = block.by_row(share[part]), block.entries
-        left = block.by_column(tau) - f * old[0][at]
-        if not (left > 0.0).all():
+        f, entries = block.by_row(share[part]), block.entries
+        cavity = block.by_column(tau) - f * old[0][entries]
+        if not (cavity > 0.0).all():
             return None
-        fit, squares, v = f * new[0][at], block.x * block.x, 1.0 / left
+        fit, squares, v = f * new[0][entries], block.x * block.x, 1.0 / cavity
         spread, size = block.sum(squares * v), block.sum(squares)
         w = block.sum(fit / (1.0 + v * fit)) / np.where(size > 0.0, size, 1.0)
         ratio = 1.0 - spread * w
@@ -422,10 +427,10 @@ def step_to(
     length = min(1.0, reach / far) if far > 0.0 else 1.0
     for part in parts:
         block = _Part(X, part)
-        at = block.entries
-        new[1][at] += new[0][at] * block.by_column(delta)
-        new[1][at] -= block.by_row(weight[part] * along[part]) * block.x
+        entries = block.entries
+        new[1][entries] += new[0][entries] * block.by_column(delta)
+        new[1][entries] -= block.by_row(weight[part] * along[part]) * block.x
         if length < 1.0:
             for earlier, later in zip(old, new, strict=True):
-                later[at] = earlier[at] + length * (later[at] - earlier[at])
+                later[entries] = earlier[entries] + length * (later[entries] - earlier[entries])
     return memory._replace(reach=reach, along=in_scale)

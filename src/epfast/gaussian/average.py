@@ -300,7 +300,7 @@ class IntegratedPosterior(Posterior):
     ) -> Self:
         """The average by values, logs of prior times evidence up to a constant, (k,)."""
         weights = special.softmax(np.asarray(values, dtype=np.float64))
-        where, prior = (np.asarray(given, dtype=np.float64) for given in (points, log_prior))
+        where, prior = (np.asarray(part, dtype=np.float64) for part in (points, log_prior))
         finer = where if nodes is None else np.asarray(nodes, dtype=np.float64)
         shares = weights if probabilities is None else np.asarray(probabilities, dtype=np.float64)
         best = where[int(np.argmax(weights))] if mode is None else np.asarray(mode)
@@ -498,7 +498,8 @@ class IntegratedPosterior(Posterior):
         """
         logs = np.array([one.scales for one in self._marginals], dtype=bool)
         nodes, points = (
-            np.where(logs, np.log(np.where(logs, at, 1.0)), at) for at in (self.nodes, self.points)
+            np.where(logs, np.log(np.where(logs, part, 1.0)), part)
+            for part in (self.nodes, self.points)
         )
         mean = self.probabilities @ nodes
         sd = np.sqrt(self.probabilities @ (nodes - mean) ** 2)
@@ -519,9 +520,9 @@ class IntegratedPosterior(Posterior):
         """
         node = rng.choice(len(self.probabilities), size, p=self.probabilities)
         columns = [
-            one.quantile(one.middles[at] + one.shares[at] * (rng.random(size) - 0.5))
+            one.quantile(one.middles[places] + one.shares[places] * (rng.random(size) - 0.5))
             for one in self._marginals
-            for at in (one.places[node],)
+            for places in (one.places[node],)
         ]
         below = np.cumsum(self._shares[:, node], axis=0)
         which = (below < rng.random(size)).sum(axis=0)
@@ -540,8 +541,8 @@ class IntegratedPosterior(Posterior):
         for name in self.loss.learnable:
             values = np.array([getattr(post.problem.loss, name) for post in self.posteriors])
             for column, power in product(range(self.points.shape[1]), (1.0, 2.0)):
-                at = self.points[:, column] ** power
-                if values.ndim == 1 and np.ptp(values) > 0.0 and np.allclose(values, at, 1e-9, 0.0):
+                own = self.points[:, column] ** power
+                if values.ndim == 1 and np.ptp(values) > 0 and np.allclose(values, own, 1e-9, 0.0):
                     found.append((name, column, power))
         return found
 
@@ -607,9 +608,9 @@ class IntegratedPosterior(Posterior):
         """Mean and variance of the latent values of rows, for each point."""
         return list(map(methodcaller("predict_latent", X, joint), self.posteriors))
 
-    def _each(self, name: str, X: ArrayLike, *given: ArrayLike | None) -> list[Array]:
+    def _each(self, name: str, X: ArrayLike, *arguments: ArrayLike | None) -> list[Array]:
         """Results of a method of the posteriors, for rows."""
-        return list(map(methodcaller(name, X, *given), self.posteriors))
+        return list(map(methodcaller(name, X, *arguments), self.posteriors))
 
     def predict_latent(self, X: ArrayLike, joint: bool = False) -> tuple[Array, Array]:
         """Mean and variance of the latent values of rows, of the mixture.
@@ -699,13 +700,13 @@ class IntegratedPosterior(Posterior):
         offset: ArrayLike | None = None,
     ) -> Self:
         """The same, with the rows that were fitted; see :meth:`epfast.FullPosterior.with_rows`."""
-        given = methodcaller("with_rows", X, y, weights, offset)
-        return replace(self, posteriors=tuple(map(given, self.posteriors)))
+        call = methodcaller("with_rows", X, y, weights, offset)
+        return replace(self, posteriors=tuple(map(call, self.posteriors)))
 
     def raised(self, level: float, y: Array, has_offset: bool) -> Self:
         """The average of the posteriors of higher responses; see that of a ``FullPosterior``."""
-        given = methodcaller("raised", level, y, has_offset)
-        return replace(self, posteriors=tuple(map(given, self.posteriors)))
+        call = methodcaller("raised", level, y, has_offset)
+        return replace(self, posteriors=tuple(map(call, self.posteriors)))
 
     def with_posteriors(self, posteriors: Sequence[GaussianPosterior], gains: ArrayLike) -> Self:
         """The average of other posteriors, log evidences of which have grown by gains, (k,)."""
@@ -743,8 +744,8 @@ class IntegratedPosterior(Posterior):
         schedule: Schedule | None = None,
     ) -> Self:
         """Add new rows at each point; see :meth:`epfast.FullPosterior.partial_fit`."""
-        given = {"weights": weights, "offset": offset, "schedule": schedule}
-        return self._with_other_rows(methodcaller("partial_fit", X, y, **given))
+        options = {"weights": weights, "offset": offset, "schedule": schedule}
+        return self._with_other_rows(methodcaller("partial_fit", X, y, **options))
 
     def remove(
         self, rows: ArrayLike, X: ArrayLike | None = None, y: ArrayLike | None = None

@@ -164,12 +164,12 @@ def residual_of_sweep(problem: RowsOrProcess, state: State) -> float:
     assert isinstance(problem.prior, WeightPrior)
     engine = engine_of(problem._replace(schedule=schedule, base=problem.prior.state))
     assert state.sites is not None
-    before = engine.init(WarmStart(state.sites, state.shift, state, state.sweeps))
-    swept = engine.sweep(before, True, no_tick)
+    start = engine.init(WarmStart(state.sites, state.shift, state, state.sweeps))
+    swept = engine.sweep(start, True, no_tick)
     if swept.counts.refused:
         return float("inf")
     after = engine.summary(swept.state, evidence=False)
-    return change(engine.summary(before, evidence=False), after)
+    return change(engine.summary(start, evidence=False), after)
 
 
 def loo_of_rows(problem: RowsOrProcess, sites: Sites, mean: Array, variance: Array) -> Array:

@@ -114,10 +114,10 @@ class _Factor(NamedTuple):
         first += symmetric_from_upper(self.inverse.T)
         b11, b12, b22 = blocks
         # H_q T'^-1
-        left = ((b11, b11 * self.offset + b12), (b12, b12 * self.offset + b22))
+        products = ((b11, b11 * self.offset + b12), (b12, b12 * self.offset + b22))
         result = np.empty((2 * n, 2 * n), order="F")
         for i, j in ((0, 0), (1, 0), (1, 1)):
-            (x, z), (u, w) = left[i], left[j]
+            (x, z), (u, w) = products[i], products[j]
             block = np.multiply(first, _outer(x, u), out=result[i * n :, j * n :][:n, :n])
             block -= cross * _outer(x, w)
             block -= cross.T * _outer(z, u)
@@ -384,13 +384,13 @@ class DescentEngine:
         )
         if lost:
             return None
-        (_, log_z, _), (_, slope, _), (left, second, right) = triples.reshape(3, 3, n)
+        (_, log_z, _), (_, slope, _), (below, second, above) = triples.reshape(3, 3, n)
         with np.errstate(all="ignore"):  # what overflows is no step: see below
             variance = v + v * v * second
             if not (variance > 0.0).all():
                 return None
-            third = v**3 * (right - left) / (2.0 * step)
-            fourth = v**4 * (right - 2.0 * second + left) / step**2
+            third = v**3 * (above - below) / (2.0 * step)
+            fourth = v**4 * (above - 2.0 * second + below) / step**2
         return _Tilted(log_z + _log_norm(cavity), m + v * slope, variance, third, fourth)
 
 

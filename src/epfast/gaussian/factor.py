@@ -315,10 +315,10 @@ def _extended(
                 block = G[likely, :k] @ G[:, :k].T
                 products = dict(zip(likely.tolist(), block, strict=True))
             name, earlier, since = f"column({pivot}) of K", pivots[:k], recent[: k - first]
-            given = _checks.real_array(name, kernel.column(pivot))
-            if given.dtype.kind == "f":  # single precision: larger rounding errors
-                eps = max(eps, float(np.finfo(given.dtype).eps))
-            column = _checks.array(name, given, shape=(n,)) - products[pivot]
+            values = _checks.real_array(name, kernel.column(pivot))
+            if values.dtype.kind == "f":  # single precision: larger rounding errors
+                eps = max(eps, float(np.finfo(values.dtype).eps))
+            column = _checks.array(name, values, shape=(n,)) - products[pivot]
             column -= since[:, pivot] @ since
             _check_column(pivot, earlier, column, residual, max(AGREEMENT * scale, least))
             root = np.sqrt(residual[pivot])

@@ -221,12 +221,12 @@ class IntegratedProcess(IntegratedPosterior):
         rows, latents = np.asarray(X), []
         for post, kernel in zip(self.posteriors, self.kernels, strict=True):
             own = kernel(rows) if joint else kernel.diag(rows)
-            given = methodcaller("predict_latent", kernel(rows, self.X), own, joint)
-            latents.append(given(post))
+            call = methodcaller("predict_latent", kernel(rows, self.X), own, joint)
+            latents.append(call(post))
         return latents
 
-    def _each(self, name: str, X: ArrayLike, *given: ArrayLike | None) -> list[Array]:
-        *responses, offset = given
+    def _each(self, name: str, X: ArrayLike, *arguments: ArrayLike | None) -> list[Array]:
+        *responses, offset = arguments
         pairs = zip(self.posteriors, self.latents_at(X), strict=True)
         return [
             methodcaller(name, *responses, shifted(mean, offset), variance)(post.known_loss())
@@ -425,30 +425,30 @@ def _of_kernel(
         raise TypeError(
             f"priors is {_checks.describe(given)}; allowed: a dict of priors by name, or None"
         )
-    known = list(parameters_of(kernel))
+    parts = list(parameters_of(kernel))
     unknowns, places, powers = [], [], []
     for name, prior in (given or {}).items():
         ends = [name, f"{name}["]
-        full = [k for k, one in enumerate(known) if one[0] == name or one[0].startswith(ends[1])]
+        full = [k for k, one in enumerate(parts) if one[0] == name or one[0].startswith(ends[1])]
         short = [
             k
-            for k, (whole, other, _) in enumerate(known)
+            for k, (whole, other, _) in enumerate(parts)
             if other == name or other.startswith(ends[1]) or whole.endswith(f"__{name}")
         ]
         matches = full or short
-        owners = {known[k][0].split("[")[0] for k in matches}
+        owners = {parts[k][0].split("[")[0] for k in matches}
         if len(owners) != 1:
-            names = ", ".join(dict.fromkeys(repr(one[0].split("[")[0]) for one in known)) or "none"
-            roots = [one[1] for one in known if one[2] == 2.0]
+            names = ", ".join(dict.fromkeys(repr(one[0].split("[")[0]) for one in parts)) or "none"
+            roots = [one[1] for one in parts if one[2] == 2.0]
             names += "".join(f", {one!r}" for one in dict.fromkeys(roots) if roots.count(one) == 1)
             what = "which several of the kernel have" if owners else "which the kernel has not"
             raise ValueError(f"priors has {name!r}, {what}; allowed: {names}")
         checked = checked_scale(f"priors[{name!r}]", prior)
         for k in matches:
             if k in places:
-                raise ValueError(f"priors has {known[k][0]!r} twice; allowed: once")
-            is_root = known[k][1].split("[")[0] == name and known[k][2] == 2.0
-            place = known[k][0][known[k][0].index("[") :] if "[" in known[k][0] else ""
+                raise ValueError(f"priors has {parts[k][0]!r} twice; allowed: once")
+            is_root = parts[k][1].split("[")[0] == name and parts[k][2] == 2.0
+            place = parts[k][0][parts[k][0].index("[") :] if "[" in parts[k][0] else ""
             unknowns.append(Unknown(name + place, checked))
             places.append(k)
             powers.append(2.0 if is_root else 1.0)

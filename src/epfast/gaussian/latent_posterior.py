@@ -22,7 +22,7 @@ from epfast.gaussian.forms.nested import (
     within,
 )
 from epfast.gaussian.forms.stack import Stack
-from epfast.gaussian.linear_posterior import FullPosterior, Known, LinearPosterior, finite
+from epfast.gaussian.linear_posterior import FullPosterior, KeptMoments, LinearPosterior, finite
 from epfast.gaussian.posterior import SeveralLatents, shifted
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.state import State
@@ -65,12 +65,12 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         """A posterior per latent, for what does not look at the likelihood."""
         pairs = zip(self.precision, self.shift, strict=True)
         states = [State(*pair, None, 0.0, self.n_sweeps) for pair in pairs]
-        known: list[Known | None] = [None] * len(states)
-        if self.known is not None and self.known.mean is not None:
-            roots = [None] * len(states) if self.known.root is None else self.known.root
-            pairs = zip(self.known.mean, roots, strict=True)
-            known = [Known(math.nan, *pair) for pair in pairs]
-        pairs = zip(states, known, strict=True)
+        kept: list[KeptMoments | None] = [None] * len(states)
+        if self.kept is not None and self.kept.mean is not None:
+            roots = [None] * len(states) if self.kept.root is None else self.kept.root
+            pairs = zip(self.kept.mean, roots, strict=True)
+            kept = [KeptMoments(math.nan, *pair) for pair in pairs]
+        pairs = zip(states, kept, strict=True)
         return tuple(FullPosterior(one, self.problem, False, [], own) for one, own in pairs)
 
     @property
@@ -183,8 +183,8 @@ class JointPosterior(LatentPosterior):
 
     @cached_property
     def mean(self) -> Array:
-        if self.known is not None and self.known.mean is not None:
-            return self.known.mean
+        if self.kept is not None and self.kept.mean is not None:
+            return self.kept.mean
         return np.asarray(self._root @ (self._root.T @ self.shift)).reshape(self.n_latents, -1)
 
     @property

@@ -49,8 +49,8 @@ def finite(
         raise ValueError(error)
 
 
-class Known(NamedTuple):
-    """What is known of a posterior whose precision and shift have lost digits."""
+class KeptMoments(NamedTuple):
+    """Moments of a posterior whose precision and shift have lost digits."""
 
     log_evidence: float
     #: (d,), and an upper triangle R with R R' the covariance. None: as precision and shift say
@@ -84,7 +84,7 @@ class LinearPosterior(GaussianPosterior):
     problem: Problem
     quantity: ClassVar[tuple[str, str]] = ("coefficient", "term")
     #: of one that was made of rows less a center, or of other responses
-    known: Known | None = None
+    kept: KeptMoments | None = None
     #: the state that the last sweep has left, with the moments of ``state``. None: not at hand
     swept: Working | None = None
 
@@ -128,7 +128,7 @@ class LinearPosterior(GaussianPosterior):
     @property
     def is_uncentered(self) -> bool:
         """Whether it was made of rows less a center, so that its prior is at their mean."""
-        return self.known is not None and self.known.root is not None
+        return self.kept is not None and self.kept.root is not None
 
     @property
     def precision(self) -> Array:
@@ -152,7 +152,7 @@ class LinearPosterior(GaussianPosterior):
         A log probability, to compare with others, only if ``loss.is_likelihood`` and beta is 1; of
         hinge, squared hinge and quasi 0-1 it is the log of an integral that is not normalised.
         """
-        return self._evidence() if self.known is None else self.known.log_evidence
+        return self._evidence() if self.kept is None else self.kept.log_evidence
 
     def _evidence(self) -> float:
         """That of the precision and shift."""
@@ -202,13 +202,13 @@ class LinearPosterior(GaussianPosterior):
         check_columns(self.problem.names, X)
         problem = self.problem.with_rows(X, y, weights, offset)
         if problem.posterior == "wide":
-            before, fresh = self.problem.data, problem.data
-            if not same_rows(before, fresh):
+            old, fresh = self.problem.data, problem.data
+            if not same_rows(old, fresh):
                 raise ValueError(
                     "X or y differ from the rows of the fit, which the posterior keeps; allowed: "
                     "the rows that were fitted"
                 )
-            return replace(self, problem=problem._replace(data=fresh._replace(X=before.X)))
+            return replace(self, problem=problem._replace(data=fresh._replace(X=old.X)))
         if (
             problem.data.groups is None
             and self.sites is not None
@@ -245,19 +245,19 @@ class LinearPosterior(GaussianPosterior):
         has_offset : bool
             Whether they have the offsets of rows.
         """
-        before = self.problem
-        problem = before._replace(
-            data=before.data._replace(y=y),
-            loss=before.loss.with_offset(has_offset),
-            prior=before.prior.raised(level),
-            base=raised(before.base, level),
+        old = self.problem
+        problem = old._replace(
+            data=old.data._replace(y=y),
+            loss=old.loss.with_offset(has_offset),
+            prior=old.prior.raised(level),
+            base=raised(old.base, level),
         )
-        known = self.known or Known(self.log_evidence)
-        if known.mean is not None:
-            mean = known.mean.copy()
+        kept = self.kept or KeptMoments(self.log_evidence)
+        if kept.mean is not None:
+            mean = kept.mean.copy()
             mean[..., -1] += level
-            known = known._replace(mean=mean)
-        return replace(self, state=self._raised_state(level), problem=problem, known=known)
+            kept = kept._replace(mean=mean)
+        return replace(self, state=self._raised_state(level), problem=problem, kept=kept)
 
     def _raised_state(self, level: float) -> State | GPState:
         assert isinstance(self.state, State)
@@ -269,7 +269,7 @@ class LinearPosterior(GaussianPosterior):
 
         Of several latents one of each, or of all of them.
         """
-        root = None if self.known is None else self.known.root
+        root = None if self.kept is None else self.kept.root
         return inverse_root(self.precision) if root is None else root
 
     def _with_rows(self, X: Given = None, y: Given = None) -> Self:
@@ -453,7 +453,7 @@ class LinearPosterior(GaussianPosterior):
     def _latent_draws(self, X: ArrayLike, draws: Array) -> Array:
         """X theta, (k, n) or (k, n, C), for draws of theta."""
         check_columns(self.problem.names, X)
-        problem = self.problem._replace(data=NO_ROWS._replace(X=self.problem.given(X)))
+        problem = self.problem._replace(data=NO_ROWS._replace(X=self.problem.checked_rows(X)))
         with np.errstate(over="ignore", invalid="ignore"):
             flat = draws.reshape(len(draws), self.mean.size)
             latent = replace(self, problem=problem)._latent_of(flat)
@@ -645,12 +645,12 @@ class FullPosterior(LinearPosterior):
 
     @property
     def unknown_order(self) -> int:
-        at_hand = self.known is not None or self.swept is not None or "_moments" in vars(self)
+        at_hand = self.kept is not None or self.swept is not None or "_moments" in vars(self)
         return 0 if at_hand else int(self.shift.size)
 
     @cached_property
     def mean(self) -> Array:
-        mean = None if self.known is None else self.known.mean
+        mean = None if self.kept is None else self.kept.mean
         return np.asarray(self._moments.mean) if mean is None else mean
 
     @cached_property
@@ -738,7 +738,7 @@ class FullPosterior(LinearPosterior):
             the new rows (see ``rows_seen``).
         """
         check_columns(self.problem.names, X)
-        data = data_of(self.problem.given(X), y, weights, self.loss_of_rows(), offset)
+        data = data_of(self.problem.checked_rows(X), y, weights, self.loss_of_rows(), offset)
         return self.with_checked_rows(data, schedule)
 
     def with_checked_rows(
@@ -780,7 +780,7 @@ class FullPosterior(LinearPosterior):
             raise ValueError("rows leave an improper posterior behind; allowed: other rows")
         if not self.problem.has_rows:
             rest = rest.without_data()._replace(prior=rest.prior.without_rows())
-        return replace(self, state=state, problem=rest, converged=False, known=None)
+        return replace(self, state=state, problem=rest, converged=False, kept=None)
 
     def _of_rest(
         self, problem: Problem, removal: NDArray[np.bool_], rest: Problem
@@ -803,20 +803,20 @@ def uncentered_posterior(post: P, center: Array, data: Data) -> P:
 
     data: the rows, with the ones of the intercept, or none.
     """
-    before, row = post.problem, np.append(center, 0.0)
+    old, row = post.problem, np.append(center, 0.0)
     mean, root = post.mean.copy(), post._root.copy()
     mean[..., -1] -= mean @ row
     by_latent = root.reshape(*mean.shape, -1)
     by_latent[..., -1, :] -= row @ by_latent
     blocks = [linalg.rq(block, mode="r") for block in root.reshape(-1, *root.shape[-2:])]
-    problem = before._replace(
+    problem = old._replace(
         data=data,
-        prior=before.prior.uncentered(center),
-        base=uncentered(before.base, center),
+        prior=old.prior.uncentered(center),
+        base=uncentered(old.base, center),
     )
-    known = Known(post.log_evidence, mean, np.reshape(blocks, root.shape))
+    kept = KeptMoments(post.log_evidence, mean, np.reshape(blocks, root.shape))
     assert isinstance(post.state, State)
-    return replace(post, state=uncentered(post.state, center), problem=problem, known=known)
+    return replace(post, state=uncentered(post.state, center), problem=problem, kept=kept)
 
 
 def recentered_posterior(post: P) -> P:
@@ -834,4 +834,4 @@ def recentered_posterior(post: P) -> P:
     state = post.state._replace(precision=precision, shift=precision @ mean)
     prior = replace(problem.prior, center=np.zeros(len(center)))
     problem = problem._replace(data=data, prior=prior)
-    return replace(post, state=state, problem=problem, known=None)
+    return replace(post, state=state, problem=problem, kept=None)

@@ -124,10 +124,10 @@ def joined_data(parts: Sequence[Data], first: int | None = None) -> Data:
         per_row = [part.y if part.weights is None else part.weights for part in parts]
         counts = [None if y is None else len(y) for y in per_row]
         counts[0] = first if counts[0] is None else counts[0]
-        known = [n for n in counts if n is not None]
-        if len(known) < len(counts):
+        sizes = [n for n in counts if n is not None]
+        if len(sizes) < len(counts):
             return NO_ROWS
-        pairs = zip(parts, known, strict=True)
+        pairs = zip(parts, sizes, strict=True)
         weights = np.concatenate([np.ones(n) if p.weights is None else p.weights for p, n in pairs])
     if any(part.y is None for part in parts):
         return NO_ROWS._replace(weights=weights)

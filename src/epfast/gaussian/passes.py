@@ -85,7 +85,7 @@ class PassEngine(EPEngine[Working, State, None]):
         core, count = self.core, len(sizes)
         assert core is not None
         covariance, mean = state.covariance.copy(), state.mean.copy()
-        before, core.log_scale_total = core.n_refused, 0.0
+        refused_before, core.log_scale_total = core.n_refused, 0.0
         numbers = np.arange(count, dtype=np.intp)
         core.sweep(*part[1:], numbers, covariance, mean)
         new = state._replace(
@@ -94,7 +94,7 @@ class PassEngine(EPEngine[Working, State, None]):
             log_scale=state.log_scale + core.log_scale_total,
             rows_seen=(state.rows_seen or 0) + count,
         )
-        return new, (core.n_refused - before, 0)
+        return new, (core.n_refused - refused_before, 0)
 
     def _minibatches(
         self, state: Working, part: RowSlice, sizes: NDArray[np.intp]
@@ -157,16 +157,16 @@ def pieces_of(problem: Problem, size: int, sweeps: int) -> Iterator[Piece]:
 
 def laplace_core(problem: Problem, d: int, size: int) -> LaplaceSweep:
     """Sweeps over factors of at most so many rows, for the core."""
-    given = problem.scheme.core_arguments(d)
+    options = problem.scheme.core_arguments(d)
     return LaplaceSweep(
         problem.loss.shifted_core(),
         d,
         size,
         problem.schedule.power,
         problem.schedule.damping,
-        given["scheme"] == "laplace",
-        given["slope_curvature"],
-        given.get("tolerance", 0.0),
-        given.get("max_iterations", 0),
-        given.get("half_sums", False),
+        options["scheme"] == "laplace",
+        options["slope_curvature"],
+        options.get("tolerance", 0.0),
+        options.get("max_iterations", 0),
+        options.get("half_sums", False),
     )

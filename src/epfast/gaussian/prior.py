@@ -207,11 +207,11 @@ class CenteredPrior(WeightPrior):
 
     #: variances V of the weights but the intercept, and X V X', of dense rows about the center,
     #: kept for multiples of them
-    known: tuple[Array, Array | None] | None = None
+    kept: tuple[Array, Array | None] | None = None
 
     def __getstate__(self) -> dict[str, Array | float | tuple[Array, None] | None]:
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return own | {"known": None if self.known is None else (self.known[0], None)}
+        return own | {"kept": None if self.kept is None else (self.kept[0], None)}
 
     def _mean(self) -> Array:
         mean = super()._mean()
@@ -232,12 +232,12 @@ class CenteredPrior(WeightPrior):
         return replace(self, precision=precision, shift=shift, log_scale=scale)
 
     def of_other_rows(self) -> Self:
-        return replace(self, known=None)
+        return replace(self, kept=None)
 
     def remembering(self, X: Matrix, variance: Array) -> Self:
         """The same, with X V X' at hand for multiples of these prior variances. O(n^2 d)."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return replace(self, known=(variance, self._gram(X, variance)))
+            return replace(self, kept=(variance, self._gram(X, variance)))
 
     # -- S --
 
@@ -353,10 +353,10 @@ class CenteredPrior(WeightPrior):
             return np.ascontiguousarray(0.5 * (array + array.T))
         variance = 1.0 / self.precision
         common = variance[: len(variance) - self.intercept]
-        known, kernel = self.known or (np.ones_like(common), None)
-        times = common / known
+        variances, kernel = self.kept or (np.ones_like(common), None)
+        times = common / variances
         if np.abs(times - times[0]).max() <= SAME * times[0]:
-            array = times[0] * (self._gram(X, known) if kernel is None else kernel)
+            array = times[0] * (self._gram(X, variances) if kernel is None else kernel)
         else:
             array = self._gram(X, common)
         array = array + variance[-1] if self.intercept else array
@@ -569,9 +569,9 @@ class PriorArguments(NamedTuple):
         return start
 
 
-def _precision(given: PriorArguments, d: int, full: bool) -> Array:
+def _precision(arguments: PriorArguments, d: int, full: bool) -> Array:
     """Precision of the prior, (d, d), or (d,) of a factorised one."""
-    variance, precision, covariance, _, prefix = given
+    variance, precision, covariance, _, prefix = arguments
     if precision is not None or covariance is not None:
         pairs = {"variance": variance, "precision": precision, "covariance": covariance}
         name, *more = [f"{prefix}{name}" for name, value in pairs.items() if value is not None]
@@ -668,9 +668,9 @@ def kernel_in_memory(K: ArrayLike, overwrite: bool, jitter: float) -> KernelMatr
             )
         array = K
     else:
-        given = _checks.real_array("K", K)
+        values = _checks.real_array("K", K)
         with np.errstate(over="ignore"):  # beyond the range of a double: found below
-            array = np.array(given, dtype=np.float64, order="C")
+            array = np.array(values, dtype=np.float64, order="C")
     square("K", array.shape)
     _checks.covariance("K", array, _checks.half_digits(K))
     array[np.diag_indices(len(array))] += jitter

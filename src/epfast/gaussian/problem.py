@@ -231,8 +231,8 @@ class Problem(NamedTuple, Generic[P]):
         self, X: RowsGiven, y: Given, weights: Given = None, offset: Given = None
     ) -> Problem[P]:
         """The same fit on these rows, by default with the weights of the fit."""
-        given = self.data.weights if weights is None else weights
-        data = data_of(self.given(X), y, given, self.loss, offset)
+        weights = self.data.weights if weights is None else weights
+        data = data_of(self.checked_rows(X), y, weights, self.loss, offset)
         return self._replace(data=data._replace(groups=self.data.groups))
 
     @property
@@ -252,7 +252,7 @@ class Problem(NamedTuple, Generic[P]):
         assert isinstance(self.prior, WeightPrior)
         return int(len(self.prior.shift) - self.prior.intercept)
 
-    def given(self, X: RowsGiven) -> Matrix:
+    def checked_rows(self, X: RowsGiven) -> Matrix:
         """The user's X, checked, with the ones of the intercept."""
         rows = _checks.rows("X", X, self.n_columns)
         assert isinstance(self.prior, WeightPrior)

@@ -258,9 +258,9 @@ class ProcessPosterior(GaussianPosterior):
 
 def kernel_rows(factor: Array, diagonal: Array, which: Which) -> Array:
     """Rows of K, (k, n), of which ``factor`` has what is below the diagonal."""
-    at = np.arange(len(diagonal))[which]
-    K = np.where(np.arange(len(diagonal)) < at[:, None], factor[at], factor[:, at].T)
-    K[np.arange(len(at)), at] = diagonal[at]
+    rows = np.arange(len(diagonal))[which]
+    K = np.where(np.arange(len(diagonal)) < rows[:, None], factor[rows], factor[:, rows].T)
+    K[np.arange(len(rows)), rows] = diagonal[rows]
     return K
 
 
@@ -346,8 +346,8 @@ class KernelPosterior(GaussianPosterior):
             return np.asarray(np.maximum(prior - explained, 0.0))
         covariance = prior - V.T @ V + U.T @ U
         covariance = 0.5 * covariance + 0.5 * covariance.T
-        at = np.diag_indices(len(covariance))
-        covariance[at] = np.maximum(covariance[at], 0.0)
+        diagonal = np.diag_indices(len(covariance))
+        covariance[diagonal] = np.maximum(covariance[diagonal], 0.0)
         return np.asarray(covariance)
 
     def _halves(self, cross: Matrix) -> tuple[Array, Array]:
@@ -509,8 +509,8 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
         learning.check_stationary(self.problem)
         learning.note_residual(self.residual)
         n = len(self.y)
-        given, R = matrices_of(dK, (n, n)), self._other_matrix()
-        return np.array([contracted(self.alpha, R, matrix) for matrix in given])
+        matrices, R = matrices_of(dK, (n, n)), self._other_matrix()
+        return np.array([contracted(self.alpha, R, matrix) for matrix in matrices])
 
     def loss_slopes(self) -> dict[str, Array | float]:
         """The slopes of the base class, in closed form for Gaussian noise."""
@@ -760,13 +760,13 @@ def checked_kernels(
     """Check K, one matrix or one for each latent. Return a kernel for each, and K if it is one."""
     if overwrite:
         raise ValueError("overwrite_K is True; allowed with several latents: False")
-    given = K if isinstance(K, list | tuple) else None
-    if given is None and np.ndim(K) == 3:
-        given = list(np.asarray(K))
-    if given is not None and np.ndim(given[0]) == 2:
-        if len(given) != latents:
-            raise ValueError(f"K holds {len(given)} matrices; allowed: one, or {latents}")
-        kernels = tuple(kernel_in_memory(part, False, jitter) for part in given)
+    matrices = K if isinstance(K, list | tuple) else None
+    if matrices is None and np.ndim(K) == 3:
+        matrices = list(np.asarray(K))
+    if matrices is not None and np.ndim(matrices[0]) == 2:
+        if len(matrices) != latents:
+            raise ValueError(f"K holds {len(matrices)} matrices; allowed: one, or {latents}")
+        kernels = tuple(kernel_in_memory(part, False, jitter) for part in matrices)
         if len({kernel.n for kernel in kernels}) > 1:
             raise ValueError("K holds matrices of different sizes; allowed: the same for all")
         return kernels, None

@@ -155,8 +155,8 @@ def mean_of_rows(rows: Matrix, weights: Array | None = None) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         if weights is None and not is_sparse(rows):
             return np.asarray(rows.mean(axis=0, dtype=np.float64))
-        given = np.ones(rows.shape[0]) if weights is None else weights
-        return np.asarray(rows.T @ (given / given.sum()), dtype=np.float64)
+        weights = np.ones(rows.shape[0]) if weights is None else weights
+        return np.asarray(rows.T @ (weights / weights.sum()), dtype=np.float64)
 
 
 def center_of(rows: Matrix, weights: Array | None = None) -> Array:
@@ -372,10 +372,10 @@ def _pair(chunk: ArrayLike | Chunk) -> Chunk:
 
 
 def checked_stream(
-    X: ArrayLike | Iterable[Chunk], ones: bool, schedule: FilledSchedule, **given: ArrayLike | None
+    X: ArrayLike | Iterable[Chunk], ones: bool, schedule: FilledSchedule, **extra: ArrayLike | None
 ) -> Stream:
-    """Chunks of rows, of which the first is read. ``given``: arguments that need all rows."""
-    for name, value in given.items():
+    """Chunks of rows, of which the first is read. extra: arguments that need all rows."""
+    for name, value in extra.items():
         if value is not None:
             raise ValueError(f"{name} is given beside chunks of X; allowed: None")
     if schedule.order == "shuffled" or schedule.sweeps > 1:

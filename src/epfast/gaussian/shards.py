@@ -139,9 +139,9 @@ def damped_rows(old: Sites | None, new: Sites, share: float) -> Sites:
     """Sites between flat ones, or these, and new ones: (n,), (n, d), or CSR of one pattern."""
     if share == 1.0:
         return new
-    after = Sites(*map(entries_of, new))
-    before = Sites(*(map(np.zeros_like, after) if old is None else map(entries_of, old)))
-    return Sites(*map(with_entries, new, families.damped(before, after, share)))
+    new_entries = Sites(*map(entries_of, new))
+    old_entries = Sites(*(map(np.zeros_like, new_entries) if old is None else map(entries_of, old)))
+    return Sites(*map(with_entries, new, families.damped(old_entries, new_entries, share)))
 
 
 def local_update(
@@ -404,9 +404,9 @@ def local_shared(
         last[size_of_batch - 1 :: size_of_batch] = last[-1] = 1
     batches = Batches(np.arange(n), np.zeros(n, dtype=np.intp), last)
     sites = Sites(*(np.array([part], dtype=np.float64) for part in site))
-    given = group, tilted, damping, checked, batches, sites, np.array([size])
+    arguments = group, tilted, damping, checked, batches, sites, np.array([size])
     with one_blas_thread(d):
-        core = visit_shared(*given, precision, shift)
+        core = visit_shared(*arguments, precision, shift)
     new_site = families.select(sites, 0)
     if not is_finite(new_site):
         return Update(site, None, n)
@@ -516,8 +516,8 @@ class SharedEngine(EPEngine[GroupState, State, Ending]):
         q = state.precision, state.shift
         if schedule.order != "parallel":
             batches = form.batches(schedule, state.sweeps)
-            given = self.problem, self.tilted, damping, checked, batches
-            core = visit_shared(*given, sites, form.sizes, *q, tick)
+            arguments = self.problem, self.tilted, damping, checked, batches
+            core = visit_shared(*arguments, sites, form.sizes, *q, tick)
             memory = state.memory._replace(checked=core.checked)
             return Visited(Counts(core.n_refused), memory=memory)
         calls = []
@@ -544,9 +544,9 @@ class SharedEngine(EPEngine[GroupState, State, Ending]):
         if old.memory.damping is not None:
             moved /= damping
             if moved <= tol and visited.settled is None:  # the log scales follow
-                before, now = (self.summary(state).log_evidence for state in (old, new))
+                last, now = (self.summary(state).log_evidence for state in (old, new))
                 near = damping * max(tol, RELATIVE * abs(now))
-                return new, visited._replace(settled=abs(now - before) <= near)
+                return new, visited._replace(settled=abs(now - last) <= near)
         return new._replace(memory=new.memory.next(moved)), visited._replace(settled=settled)
 
 
@@ -648,9 +648,9 @@ class Shards(Full[ShardMemory]):
 
     def between(self, old: ShardSite, new: ShardSite, share: float) -> ShardSite:
         """A shard this share of the way from one to another."""
-        site, before, rows = families.damped(old.site, new.site, share), old.rows, new.rows
+        site, old_rows, rows = families.damped(old.site, new.site, share), old.rows, new.rows
         if isinstance(rows, Sites):
-            rows = damped_rows(before if isinstance(before, Sites) else None, rows, share)
+            rows = damped_rows(old_rows if isinstance(old_rows, Sites) else None, rows, share)
         return ShardSite(site, rows)
 
     def rebuild(self, sites: Any, sweeps: int) -> ShardState | None:

@@ -174,9 +174,9 @@ class Pattern:
     def _places(self, matrix: CSR) -> tuple[tuple[Indices, Indices], ...]:
         """Where the entries of a CSR matrix go: in S, B and C, to which number from which entry."""
         indptr, indices = matrix.indptr, matrix.indices
-        known = vars(self).get("_last")
-        if known is not None and all(map(np.array_equal, known[:2], (indptr, indices))):
-            places: tuple[tuple[Indices, Indices], ...] = known[2]
+        cached = vars(self).get("_last")
+        if cached is not None and all(map(np.array_equal, cached[:2], (indptr, indices))):
+            places: tuple[tuple[Indices, Indices], ...] = cached[2]
             return places
         row = np.repeat(np.arange(self.d), np.diff(indptr))
         is_dense, across = self.is_dense[row], self.is_dense[indices]
@@ -221,9 +221,9 @@ def eliminated(pattern: CSR, order: Indices, most: int = sys.maxsize) -> Elimina
 def last_ones(counts: Indices) -> int:
     """How many columns go before those whose entries are nearly all in the factor."""
     d = len(counts)
-    left = d - np.arange(d)
+    rest = d - np.arange(d)
     entries = np.cumsum((counts + 1.0)[::-1])[::-1]
-    filled = entries >= FILLED * left * (left + 1) / 2.0
+    filled = entries >= FILLED * rest * (rest + 1) / 2.0
     return int(np.argmax(filled)) if filled.any() else d
 
 
@@ -326,14 +326,14 @@ class Moments(NamedTuple):
 
     def entries(self) -> Array:
         """Entries of S^-1 on the pattern."""
-        known = self.inverse
-        return self.pattern.core.inverse(self.numbers) if known is None else known
+        inverse = self.inverse
+        return self.pattern.core.inverse(self.numbers) if inverse is None else inverse
 
     def variances(self) -> Array:
         """Variances of the weights, (d,)."""
-        known = self.variance if self.variance is not None else self.with_inverse().variance
-        assert known is not None
-        return known
+        variance = self.variance if self.variance is not None else self.with_inverse().variance
+        assert variance is not None
+        return variance
 
     def covariances_of(self, columns: Indices) -> Array:
         """Covariances (k, q, q) of the weights in each row of columns (k, q)."""
@@ -462,16 +462,16 @@ class RowsOnPattern:
         """Mean and variance of x.w of some rows."""
         (first, last, _), pattern = part.indices(self.n), self.pattern
         (h, s), mean = np.empty((2, last - first)), now.mean
-        given = now.entries(), mean[pattern.order], self.U, now.slope, now.root
-        self.core.marginals(*given, mean[pattern.dense], first, h, s)
+        at_hand = now.entries(), mean[pattern.order], self.U, now.slope, now.root
+        self.core.marginals(*at_hand, mean[pattern.dense], first, h, s)
         return h, s if now.bound is None else now.bounded(s, self.X[part])
 
 
 def latent(rows: CSR, now: Moments) -> tuple[Array, Array]:
     """Mean and variance of x.w of CSR rows, which need not be those of the pattern."""
-    given = RowsOnPattern(now.pattern, rows)
-    mean, variance = given.marginals(now, slice(None))
-    others = np.flatnonzero(~given.core.whole)  # columns that meet here alone
+    on_pattern = RowsOnPattern(now.pattern, rows)
+    mean, variance = on_pattern.marginals(now, slice(None))
+    others = np.flatnonzero(~on_pattern.core.whole)  # columns that meet here alone
     step = max(1, PART // now.pattern.d)
     for some in (others[i : i + step] for i in range(0, len(others), step)):
         half = now.half(rows[some].T.toarray())

@@ -136,20 +136,20 @@ def raised_sites(sites: Sites, level: float) -> Sites:
     """Sites of rows whose latent values, and so the intercept, are so much higher."""
     precision, shift = sites.precision, sites.shift.copy()
     if shift.ndim == 1:  # of latent values
-        own, before = precision, sites.shift
+        own, old_shift = precision, sites.shift
         shift += level * own
     elif is_sparse(shift) and is_sparse(precision):
-        own, before = (part[:, [-1]].toarray().ravel() for part in (precision, sites.shift))
+        own, old_shift = (part[:, [-1]].toarray().ravel() for part in (precision, sites.shift))
         last = shift.indices == shift.shape[1] - 1
         shift.data[last] += level * precision.data[last]
     else:
         own = precision[:, -1, -1] if precision.ndim == 3 else precision[:, -1]
-        before = sites.shift[:, -1]
+        old_shift = sites.shift[:, -1]
         if precision.ndim == 3:
             shift += level * precision[:, :, -1]
         else:
             shift[:, -1] += level * own
-    return Sites(precision, shift, sites.log_scale - level * (before + 0.5 * level * own))
+    return Sites(precision, shift, sites.log_scale - level * (old_shift + 0.5 * level * own))
 
 
 def uncentered(state: State, center: Array) -> State:

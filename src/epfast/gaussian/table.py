@@ -541,8 +541,8 @@ def filled(
     if start is not None:
         complete = loss.filled(start.n_latents, start.problem.loss.correlated)
     else:
-        known = loss.filled(loss.latents_in(y), None)
-        complete = known.filled(known.latents, takes(schedule) and known.with_correlations(d))
+        filled = loss.filled(loss.latents_in(y), None)
+        complete = filled.filled(filled.latents, takes(schedule) and filled.with_correlations(d))
     if start is not None and start.problem.loss.correlated != complete.correlated:
         kind = "JointPosterior" if complete.correlated else "LatentPosterior"
         raise TypeError(

@@ -120,8 +120,8 @@ def peaks(loss: Loss, responses: Array) -> tuple[Array, Array]:
     center, unit = np.array(typical, dtype=np.float64).T
     away = unit[:, None] * REACHES
     with np.errstate(all="ignore"):
-        at = center[:, None] + np.concatenate([np.zeros((n, 1)), -away, away], axis=1)
-        level = loss.values(at, responses)
+        places = center[:, None] + np.concatenate([np.zeros((n, 1)), -away, away], axis=1)
+        level = loss.values(places, responses)
         rise = np.minimum(*np.split(level[:, 1:], 2, axis=1)) - level[:, :1]
         rise = np.where(np.isfinite(rise), rise, -np.inf)
         half = 0.5 * np.minimum(rise.max(axis=1), 1.0)
@@ -148,8 +148,8 @@ def _expectations(
     value, slope, curvature = np.empty((3, len(mean)))
     for part in pieces(len(mean), len(nodes)):
         with np.errstate(over="ignore", invalid="ignore"):
-            at = values(mean[part, None] + sd[part, None] * nodes, part)
-            value[part] = at @ weights
-            slope[part] = at @ (weights * nodes) / sd[part]
-            curvature[part] = at @ (weights * (nodes**2 - 1.0)) / sd[part] ** 2
+            level = values(mean[part, None] + sd[part, None] * nodes, part)
+            value[part] = level @ weights
+            slope[part] = level @ (weights * nodes) / sd[part]
+            curvature[part] = level @ (weights * (nodes**2 - 1.0)) / sd[part] ** 2
     return value, slope, curvature

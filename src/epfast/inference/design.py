@@ -108,7 +108,7 @@ class Surface(Generic[P]):
         self.lost: list[Array] = []
         self.log_axes = float(np.linalg.slogdet(axes)[1])
         m = len(mode.u)
-        self.known: list[tuple[Array, HyperPoint[P]]] = [(np.zeros(m), mode)]
+        self.evaluated: list[tuple[Array, HyperPoint[P]]] = [(np.zeros(m), mode)]
         self.sides = np.ones((m, 2))
 
     @classmethod
@@ -128,7 +128,7 @@ class Surface(Generic[P]):
         """Find the sides, by fits, and have them as units."""
         every = range(len(self.mode.u))
         self.sides = np.array([[self._side(k, sign) for sign in (-1.0, 1.0)] for k in every])
-        self.known = [(self.z(point.u), point) for _, point in self.known]
+        self.evaluated = [(self.z(point.u), point) for _, point in self.evaluated]
 
     def _side(self, k: int, sign: float) -> float:
         """The sd of half of the density along an axis, in that of its curvature."""
@@ -169,15 +169,15 @@ class Surface(Generic[P]):
     def between(self, z: Array) -> Array:
         """Log density at z (k, m), less that of the mode, by a cubic surface through the points."""
         m = z.shape[1]
-        at = np.array([at for at, _ in self.known])
-        values = np.array([point.value for _, point in self.known]) - self.mode.value
+        places = np.array([place for place, _ in self.evaluated])
+        values = np.array([point.value for _, point in self.evaluated]) - self.mode.value
         kept = values > -2.0 * DROP
-        residual = values[kept] + 0.5 * (at[kept] ** 2).sum(1)
+        residual = values[kept] + 0.5 * (places[kept] ** 2).sum(1)
         smooth: Array | float = residual.mean()  # of hardly a point
         if kept.sum() > m + 1:
             degree = 2 if kept.sum() >= (m + 1) * (m + 2) else 1
             through = scipy.interpolate.RBFInterpolator(
-                at[kept], residual, kernel="cubic", degree=degree
+                places[kept], residual, kernel="cubic", degree=degree
             )
             smooth = through(z)
         # no higher than what is known
@@ -185,16 +185,16 @@ class Surface(Generic[P]):
 
     def point_at(self, z: Array) -> HyperPoint[P] | None:
         """The point at z, from the nearest fit. None if there is none."""
-        away = ((np.array([other for other, _ in self.known]) - z) ** 2).sum(axis=1)
+        away = ((np.array([other for other, _ in self.evaluated]) - z) ** 2).sum(axis=1)
         first = int(away.argmin())
-        nearest = self.known[first][1]
+        nearest = self.evaluated[first][1]
         if away[first] == 0.0:
             return nearest
         point = self.target.point_at(self.u(z), self.tol, nearest.fit)
         if point is None or math.isnan(point.value):
             self.lost.append(self.u(z))
             return None
-        self.known.append((z, point))
+        self.evaluated.append((z, point))
         return point
 
 
@@ -310,7 +310,7 @@ class Grid(Generic[P]):
 
 
 def _moved(place: tuple[int, ...], step: list[int]) -> tuple[int, ...]:
-    return tuple(at + by for at, by in zip(place, step, strict=True))
+    return tuple(one + by for one, by in zip(place, step, strict=True))
 
 
 def drawn(surfaces: list[Surface[P]], size: int, seed: int, most: int = 0) -> WeightedPoints[P]:
@@ -338,8 +338,8 @@ def drawn(surfaces: list[Surface[P]], size: int, seed: int, most: int = 0) -> We
             ]
             points += [one for one in tried if one is not None]
         count += more
-        at = np.array([point.u for point in points])
-        logs = np.array([surface.log_draws(at) for surface in surfaces])
+        places = np.array([point.u for point in points])
+        logs = np.array([surface.log_draws(places) for surface in surfaces])
         volumes = -special.logsumexp(logs, axis=0) - math.log(count)
         found = _of_points(points, volumes.tolist(), lost_of(surfaces))
         if found.ess >= ENOUGH * len(points) or 2 * count * len(surfaces) > most:
@@ -372,8 +372,8 @@ def _between(surface: Surface[P], seed: int) -> WeightedPoints[P]:
     volume leave the means of sds two to ten times as far off.
     """
     top, m = surface.mode.value, len(surface.mode.u)
-    z = np.array([z for z, _ in surface.known])
-    points = [point for _, point in surface.known]
+    z = np.array([z for z, _ in surface.evaluated])
+    points = [point for _, point in surface.evaluated]
     values = np.array([point.value for point in points])
     nodes = _student(m, 4096, seed + 1)  # twice as many change no sd by 1 %
     near = scipy.spatial.KDTree(z).query(nodes)[1]
@@ -397,7 +397,7 @@ def _calibrated(masses: Array, z: Array, nodes: Array, probabilities: Array) -> 
     """Masses of points z (k, m) whose moments up to the second are those of nodes (g, m)."""
     i, j = np.tril_indices(z.shape[1])
     of_points, of_nodes = (
-        np.column_stack([np.ones(len(at)), at, at[:, i] * at[:, j]]) for at in (z, nodes)
+        np.column_stack([np.ones(len(part)), part, part[:, i] * part[:, j]]) for part in (z, nodes)
     )
     missing = probabilities @ of_nodes - masses @ of_points
     turn = np.linalg.lstsq(of_points.T @ (masses[:, None] * of_points), missing, rcond=1e-8)[0]

@@ -93,7 +93,7 @@ class Tasks(Generic[T]):
         self._losses: dict[Key, int] = {}
         #: tasks whose answers were taken. A cluster forgets them after it was sent the next ones,
         #: since a message goes out every 10 ms
-        self._taken: list[Future[Answers[T]]] = []
+        self._answered: list[Future[Answers[T]]] = []
 
     def in_flight(self) -> list[Key]:
         """Keys of the tasks in flight."""
@@ -114,7 +114,7 @@ class Tasks(Generic[T]):
         for key, future in zip(parcels, futures, strict=True):
             self._in_flight[future] = key
             future.add_done_callback(self._done.put)
-        self._taken.clear()
+        self._answered.clear()
 
     def submitted(self, parcels: Sequence[Calls[T]]) -> list[Future[Answers[T]]]:
         """Submit tasks: :func:`attempted` calls."""
@@ -146,7 +146,7 @@ class Tasks(Generic[T]):
             except Empty:
                 continue
         key = self._in_flight.pop(done)
-        self._taken.append(done)
+        self._answered.append(done)
         try:
             values = done.result(timeout=GONE)
         except Exception as error:
@@ -189,7 +189,7 @@ class Tasks(Generic[T]):
             with suppress(Exception):
                 future.cancel()
         self._losses.clear()
-        self._taken.clear()
+        self._answered.clear()
 
 
 def _failed(what: str, error: Exception) -> ExecutorFailed:

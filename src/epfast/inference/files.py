@@ -268,12 +268,12 @@ def as_ours(schedule: Schedule) -> Schedule:
     return schedules.EP(power=power, damping=1.0)
 
 
-def restore_responses(given: Array, loss: Loss | None) -> Array:
+def restore_responses(values: Array, loss: Loss | None) -> Array:
     """The responses of a fit, (n, width).
 
     Those of the losses here begin with the user's y, from which the rest follows.
     """
-    y = given[:, None] if given.ndim == 1 else given
+    y = values[:, None] if values.ndim == 1 else values
     if loss is None:
         return _checks.array("y", y, shape=(None, None))
     more = loss.has_offset and not loss.by_residual

@@ -133,9 +133,9 @@ def loss_gradient(
             if own is None:
                 slopes[first] = change.sum() / steps[first]
                 continue
-            for at in own.T:
-                rows = (at % 2 == first) & (at >= 0) & (at < len(several))
-                slopes += np.bincount(at[rows], change[rows], len(several)) / steps
+            for blocks in own.T:
+                rows = (blocks % 2 == first) & (blocks >= 0) & (blocks < len(several))
+                slopes += np.bincount(blocks[rows], change[rows], len(several)) / steps
         result[name] = slopes if value.ndim else float(slopes[0])
     return result
 
@@ -193,14 +193,14 @@ class Chart(NamedTuple):
         here, size = by_row(), np.append(self.steps, 1.0)
         on = [by_row(group) for group in range(count)]
         for i in range(count):
-            at, back = rows[:, i], by_row(i, sign=-1.0)
-            np.add.at(slopes, at, (on[i] - back) / (2.0 * size[at]))
-            np.add.at(bent, (at, at), (on[i] + back - 2.0 * here) / size[at] ** 2)
+            own, back = rows[:, i], by_row(i, sign=-1.0)
+            np.add.at(slopes, own, (on[i] - back) / (2.0 * size[own]))
+            np.add.at(bent, (own, own), (on[i] + back - 2.0 * here) / size[own] ** 2)
             for j in range(i):
                 one, both = rows[:, j], by_row(i, j)
-                second = (both - on[i] - on[j] + here) / (size[at] * size[one])
-                np.add.at(bent, (at, one), second)
-                np.add.at(bent, (one, at), second)
+                second = (both - on[i] - on[j] + here) / (size[own] * size[one])
+                np.add.at(bent, (own, one), second)
+                np.add.at(bent, (one, own), second)
         return slopes[:q], bent[:q, :q]
 
 

@@ -398,8 +398,8 @@ def _lag(history: list[SweepInfo], damping: float) -> float:
     """
     if len(history) < 2:
         return math.inf
-    before, now = (info.log_evidence for info in history[-2:])
-    lag = abs(now - before) / damping
+    last, now = (info.log_evidence for info in history[-2:])
+    lag = abs(now - last) / damping
     return lag if lag > RELATIVE * abs(now) else 0.0
 
 
