@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
 
@@ -34,23 +34,28 @@ CONTRACTION, STALLED = 0.7, 3
 #: a row that moves by no more of its sd or log variance stands still, if the tolerance is smaller
 STANDS = 1e-4
 
+#: what visits change, as their form has it: mostly Sites. A list of shards; None where no site is
+#: stored
+Changing: TypeAlias = Any  # type: ignore[explicit-any]
+
 
 class StateOfForm(Protocol):
     """What the engine reads of a state, whose sites and memory it hands on."""
 
     @property
-    def sites(self) -> Any: ...
+    def sites(self) -> Sites | None: ...
 
     @property
     def sweeps(self) -> int: ...
 
     @property
-    def memory(self) -> Any: ...
+    def memory(self) -> object: ...
 
     @property
     def relaxed(self) -> RelaxationFactors | None: ...
 
-    def _replace(self, *args: Any, **changes: Any) -> Self: ...
+    # nothing else matches what mypy knows of the _replace of each NamedTuple
+    def _replace(self, *args: Any, **changes: Any) -> Self: ...  # type: ignore[explicit-any]
 
 
 class Start(Protocol):
@@ -144,7 +149,7 @@ class Visits(Generic[S, M]):
     #: fits sites beside relaxation factors, in relaxed EP
     relaxation: Relaxation | None = None
 
-    def visit(self, state: S, sites: Any, tick: Tick) -> Visited[S, M]:
+    def visit(self, state: S, sites: Changing, tick: Tick) -> Visited[S, M]:
         """Fit the sites, in place, from the posterior of ``state``.
 
         Visits that store none get None, and catch Ctrl-C themselves, see :class:`PartOfSweep`.
@@ -241,7 +246,7 @@ class Form(Generic[S, E]):
         """The state before the first sweep."""
         return proper(self.rebuild(self.flat(), 0))
 
-    def checked_start(self, start: Start) -> Any:
+    def checked_start(self, start: Start) -> Changing:
         """The sites of a start, checked."""
         if start.sites is None:
             raise ValueError(
@@ -258,7 +263,7 @@ class Form(Generic[S, E]):
             )
         return start.sites
 
-    def rebuild(self, sites: Any, sweeps: int) -> S | None:
+    def rebuild(self, sites: Changing, sweeps: int) -> S | None:
         """The state that these sites make, or None if that is improper."""
         raise NotImplementedError
 
@@ -266,7 +271,7 @@ class Form(Generic[S, E]):
         """Gives mean and variance of the latent values of some rows."""
         raise NotImplementedError
 
-    def improper(self, sites: Any) -> Exception:
+    def improper(self, sites: Changing) -> Exception:
         """The error where sites make no proper posterior."""
         return not_proper()
 
@@ -299,7 +304,7 @@ class EPEngine(Visits[S, M], Generic[S, E, M]):
     #: whether sweeps begin with a step of their own, see :meth:`pre_step`
     steps = False
 
-    def __init__(self, problem: RowsOrProcess, form: Form[Any, Any]) -> None:
+    def __init__(self, problem: RowsOrProcess, form: Form[S, E]) -> None:
         self.problem, self.schedule, self.form = problem, problem.schedule, form
         self.n_sites, self.order_of_matrices = problem.n_rows, form.order
         self.evidence_bound: float = problem.evidence_bound
@@ -376,7 +381,7 @@ class EPEngine(Visits[S, M], Generic[S, E, M]):
         last: S,
         summary: Summary | None,
         state: S,
-        sites: Any,
+        sites: Changing,
         visits: Visits[S, M],
         visited: Visited[S, M],
     ) -> Swept[S]:
@@ -421,7 +426,7 @@ class EPEngine(Visits[S, M], Generic[S, E, M]):
             new, distance, now.log_evidence, counts, now, drift, settled, False, None, *found
         )
 
-    def _halved(self, state: S, sites: Any, sweeps: int) -> S | None:
+    def _halved(self, state: S, sites: Changing, sweeps: int) -> S | None:
         """The state of half of the change of the sites, or half of that. None: no share is one."""
         share, new = 1.0, None
         with np.errstate(all="ignore"):  # sites of a run that diverges
@@ -442,12 +447,12 @@ class EPEngine(Visits[S, M], Generic[S, E, M]):
         relaxation.begin_sweep(relaxed.precision, relaxed.shift, frozen)
         return state._replace(relaxed=relaxed)
 
-    def copied_sites(self, state: S) -> Any:
+    def copied_sites(self, state: S) -> Changing:
         """What visits change: copies of the sites, or None where there are none."""
-        sites: Any = state.sites
-        return None if sites is None else sites._make(map(methodcaller("copy"), sites))
+        sites = state.sites
+        return None if sites is None else Sites._make(map(methodcaller("copy"), sites))
 
-    def between(self, state: S, sites: Any, share: float) -> Any:
+    def between(self, state: S, sites: Changing, share: float) -> Changing:
         """Sites this share of the way from those of a state to others."""
         return families.damped(state.sites, sites, share)
 

@@ -7,14 +7,13 @@ factor has, one per column of the factor: the entries of a CSR matrix in their o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
 from epfast import families
-from epfast._arrays import Array, as_array, is_sparse
+from epfast._arrays import Array, Which, as_array, is_sparse
 from epfast._core.minibatch import Design, MinibatchSweep
 from epfast._core.sparse_factors import SparseRows, SparseSweep, add_entries, moments_of, natural_of
 from epfast._core.thread_pool import ThreadPool
@@ -70,7 +69,9 @@ def warm_up_rows(schedule: FilledSchedule, size: int, d: int) -> int:
 
 
 #: rows as the core takes them, and as they are
-RowBlock = tuple[Any, Data]
+RowBlock = tuple[Design | SparseRows, Data]
+#: a posterior that visits change: precision and shift, or of CSR rows one by one their moments
+Reached = tuple[Array, Array] | Array
 
 
 class Dense(Full[MeansMemory]):
@@ -103,11 +104,15 @@ class Dense(Full[MeansMemory]):
     def core(self, rows: int) -> MinibatchSweep:
         """Fits of factors of at most so many rows."""
         problem, schedule = self.problem, self.problem.schedule
-        numbers: dict[str, Any] = {"power": schedule.power, "site_rule": schedule.site_rule}
-        damping = 1.0 if schedule.damping is None else schedule.damping
-        size, d = min(self.size, rows), self.shape[1]
-        numbers |= {"damping": damping, "sparse": self.sparse}
-        return problem.scheme.minibatch(problem.loss, d, size, **numbers)
+        return problem.scheme.minibatch(
+            problem.loss,
+            self.shape[1],
+            min(self.size, rows),
+            sparse=self.sparse,
+            power=schedule.power,
+            damping=1.0 if schedule.damping is None else schedule.damping,
+            site_rule=schedule.site_rule,
+        )
 
     def rows(self, data: Data, core: MinibatchSweep) -> RowBlock:
         """Rows for :meth:`visit`."""
@@ -132,7 +137,7 @@ class Dense(Full[MeansMemory]):
             added = np.add.reduce(sites.precision), np.add.reduce(sites.shift)
             return base.precision + added[0], base.shift + added[1]
 
-    def begin(self, state: MeansState, core: MinibatchSweep) -> Any:
+    def begin(self, state: MeansState, core: MinibatchSweep) -> Reached:
         """What visits change on their way: a posterior of their own."""
         return state.precision.copy(), state.shift.copy()
 
@@ -141,10 +146,10 @@ class Dense(Full[MeansMemory]):
         core: MinibatchSweep,
         rows: RowBlock,
         order: NDArray[np.intp],
-        q: Any,
+        q: Reached,
         sites: Sites | None,
         trace: Array | None = None,
-        onto: Any = None,
+        onto: tuple[Array, Array] | None = None,
         first: int = 0,
     ) -> None:
         """Visit some factors, in one call: Python handles signals after it.
@@ -152,31 +157,30 @@ class Dense(Full[MeansMemory]):
         q: see :meth:`begin`. sites: None, they are forgotten. onto: precision and shift that take
         the changes, where q stays as it is. first: the number of the first row.
         """
-        design, data = rows
-        options: dict[str, Any] = {"weight": data.weights, "trace": trace, "row_offset": first}
-        if sites is not None:
-            options |= dict(zip(("site_tau", "site_nu", "site_scale"), sites, strict=True))
-        if onto is not None:
-            options |= {"next_tau": onto[0], "next_nu": onto[1]}
-        self.call(core, design, data.y, order, q, options)
+        (design, data), (next_tau, next_nu) = rows, (None, None) if onto is None else onto
+        assert isinstance(design, Design)
+        tau, nu, scale = (None, None, None) if sites is None else sites
+        core.sweep(
+            design,
+            data.y,
+            self.size,
+            order,
+            *q,
+            weight=data.weights,
+            site_tau=tau,
+            site_nu=nu,
+            site_scale=scale,
+            next_tau=next_tau,
+            next_nu=next_nu,
+            trace=trace,
+            row_offset=first,
+        )
 
-    def call(
-        self,
-        core: Any,
-        design: Any,
-        y: Any,
-        order: NDArray[np.intp],
-        q: Any,
-        options: dict[str, Any],
-    ) -> None:
-        """The call of the core for :meth:`visit`."""
-        core.sweep(design, y, self.size, order, *q, **options)
-
-    def natural(self, q: Any, start: MeansState) -> tuple[Array, Array]:
+    def natural(self, q: Reached, start: MeansState) -> tuple[Array, Array]:
         """Precision and shift that visits have left; start: where they began."""
         return q[0].copy(), q[1].copy()
 
-    def log_scale(self, new: MeansState, start: MeansState, core: Any) -> float:
+    def log_scale(self, new: MeansState, start: MeansState, core: MinibatchSweep) -> float:
         """The log scale after visits without sites."""
         return float(start.log_scale + core.log_scale_total)
 
@@ -201,8 +205,9 @@ class ByColumns(Dense):
         assert is_sparse(X)
         return X.nnz, most * most if self.problem.scheme.expands else 0
 
-    def core(self, rows: int) -> Any:
-        core: Any = super().core(rows)
+    def core(self, rows: int) -> SparseSweep:
+        core = super().core(rows)
+        assert isinstance(core, SparseSweep)
         core.columns = self.shape[1]
         return core
 
@@ -244,33 +249,66 @@ class ByColumns(Dense):
         add_entries(self.column, sites.precision, sites.shift, precision, shift)
         return precision, shift
 
-    def begin(self, state: MeansState, core: Any) -> Any:
+    def begin(self, state: MeansState, core: MinibatchSweep) -> Reached:
+        assert isinstance(core, SparseSweep)
         if core.one_row:
             return moments_of(state.precision, state.shift)
         return super().begin(state, core)
 
-    def call(
+    def visit(
         self,
-        core: Any,
-        design: Any,
-        y: Any,
+        core: MinibatchSweep,
+        rows: RowBlock,
         order: NDArray[np.intp],
-        q: Any,
-        options: dict[str, Any],
+        q: Reached,
+        sites: Sites | None,
+        trace: Array | None = None,
+        onto: tuple[Array, Array] | None = None,
+        first: int = 0,
     ) -> None:
-        if core.one_row and "next_tau" not in options:
-            core.rows(design, y, order, q, **options)
+        (design, data), (next_tau, next_nu) = rows, (None, None) if onto is None else onto
+        assert isinstance(design, SparseRows)
+        assert isinstance(core, SparseSweep)
+        tau, nu, scale = (None, None, None) if sites is None else sites
+        if isinstance(q, np.ndarray):
+            core.rows(
+                design,
+                data.y,
+                order,
+                q,
+                weight=data.weights,
+                site_tau=tau,
+                site_nu=nu,
+                site_scale=scale,
+                trace=trace,
+                row_offset=first,
+            )
             return
-        if "site_tau" in options:
-            options |= {"site_start": self.start, "site_column": self.column}
-        core.factors(design, y, self.size, order, *q, **options)
+        core.factors(
+            design,
+            data.y,
+            self.size,
+            order,
+            *q,
+            weight=data.weights,
+            site_start=None if sites is None else self.start,
+            site_column=None if sites is None else self.column,
+            site_tau=tau,
+            site_nu=nu,
+            site_scale=scale,
+            next_tau=next_tau,
+            next_nu=next_nu,
+            trace=trace,
+            row_offset=first,
+        )
 
-    def natural(self, q: Any, start: MeansState) -> tuple[Array, Array]:
+    def natural(self, q: Reached, start: MeansState) -> tuple[Array, Array]:
         if isinstance(q, tuple):
             return super().natural(q, start)
         return natural_of(q, start.precision, start.shift)
 
-    def log_scale(self, new: MeansState, start: MeansState, core: Any) -> float:
+    def log_scale(self, new: MeansState, start: MeansState, core: MinibatchSweep) -> float:
+        assert isinstance(core, SparseSweep)
         if not core.one_row:
             return super().log_scale(new, start, core)
         # of rows the core knows the evidence, not the scale
@@ -492,17 +530,20 @@ class DiagonalPass(DiagonalEngine):
             reached = self._reached(q, start, core.n_visited - visited_before)
         except KeyboardInterrupt:
             # rows are counted where they are visited: Ctrl-C cannot come between
-            reached = (
-                start if q is None else self._reached(q, start, core.n_visited - visited_before)
-            )
+            reached = self._reached(q, start, core.n_visited - visited_before)
             raise PartOfSweep(reached) from None
         self.n_sites = -(-seen // form.size)
         refused, failed, clipped = map(int, counts + since(core, counted_before))
         new = reached._replace(sweeps=sweeps + 1)
         return Visited(Counts(refused, failed, clipped), new, trace=trace)
 
-    def _reached(self, q: Any, start: MeansState, rows: int) -> MeansState:
-        """The posterior that visits of so many rows have left, and that was known before."""
+    def _reached(self, q: Reached | None, start: MeansState, rows: int) -> MeansState:
+        """The posterior that visits of so many rows have left, and that was known before.
+
+        q: as they have left it. None: before the first.
+        """
+        if q is None:
+            return start
         precision, shift = self.form.natural(q, start)
         seen = (start.rows_seen or 0) + rows
         new: MeansState
@@ -530,8 +571,8 @@ class DiagonalPass(DiagonalEngine):
         )
         which = (np.sort(first)[:, None] * size + np.arange(min(size, n))).ravel()
         data, base = data.select(which[which < n]), self.problem.base
-        columns: Any = slice(None)
-        if getattr(self.core, "one_row", False):
+        columns: Which = slice(None)
+        if isinstance(self.core, SparseSweep) and self.core.one_row:
             # the other columns keep their prior: sweeps over 2^20 of them would take half of a pass
             assert is_sparse(data.X)
             columns = np.unique(data.X.indices)
