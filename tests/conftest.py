@@ -15,7 +15,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 import pytest
 
-from epfast.inference.runtime import _BlasLimit, blas_threads
+from epfast.inference.runtime import blas_threads
 
 # A shell starts what it puts in the background with Ctrl-C ignored; tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -89,7 +89,7 @@ def restored():
     before = np.geterr()
     yield
     np.seterr(**before)
-    if _BlasLimit.limit is not None:
+    if blas_threads.limit is not None:
         gc.collect()  # a limit lasts as long as a traceback holds it
         with blas_threads(1):
             pass

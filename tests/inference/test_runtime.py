@@ -219,7 +219,7 @@ def test_a_hold_that_died_holds_no_more():
     """As after Ctrl-C between its begin and its end: until the next one."""
     threadpoolctl = pytest.importorskip("threadpoolctl")
     with threadpoolctl.threadpool_limits(3, user_api="blas"):
-        runtime._BlasLimit(1).__enter__()
+        runtime.blas_threads(1).__enter__()
         with blas_threads(2):
             assert set(blas_pools()) == {2}
         assert set(blas_pools()) == {3}
@@ -458,7 +458,7 @@ def test_ctrl_c_in_the_end_of_a_hold(monkeypatch):
 
     def interrupted():
         with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch, blas_threads(1):
-            patch.setattr(runtime._BlasLimit, "_set_least", pressed)
+            patch.setattr(runtime.blas_threads, "_set_least", pressed)
 
     with threadpoolctl.threadpool_limits(3, user_api="blas"):
         interrupted()

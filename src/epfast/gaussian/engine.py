@@ -248,11 +248,12 @@ class Form(Generic[S, E]):
 
     def checked_start(self, start: Start) -> Changing:
         """The sites of a start, checked."""
-        if start.sites is None:
+        sites = start.sites
+        if sites is None:
             raise ValueError(
                 "start has no sites (it comes from ADF); allowed with EP: a result of EP"
             )
-        shapes = tuple(np.shape(part) for part in start.sites)
+        shapes = tuple(map(np.shape, sites))
         shift = None if self.weights is None else getattr(start, "shift", None)
         size = None if shift is None else shift.size
         if shapes != self.shapes or size not in (None, self.weights):
@@ -261,7 +262,7 @@ class Form(Generic[S, E]):
                 f"start has sites of shape {shapes[0]}{several}; allowed: {self.shapes[0]}"
                 f"{several and f' and {self.weights}'}, the same rows, with the same choices"
             )
-        return start.sites
+        return sites
 
     def rebuild(self, sites: Changing, sweeps: int) -> S | None:
         """The state that these sites make, or None if that is improper."""

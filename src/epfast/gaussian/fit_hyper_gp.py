@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from operator import methodcaller
 from typing import Literal, NamedTuple, Protocol, Self, overload
@@ -150,7 +150,7 @@ class ProcessTarget(Target[ProcessPosterior]):
     ) -> ProcessPosterior | None:
         here, schedule = self.process_at(self.theta_of(u)), self.schedule
         if isinstance(schedule, EP) and schedule.tol > 0.0:
-            schedule = replace(schedule, tol=tol)
+            schedule = schedule.with_numbers(tol=tol)
         post = here.fit(schedule, start, self.patience())
         if not trusted(post):
             return None

@@ -116,12 +116,13 @@ class Posterior(Recorded):
 
     def known_loss(self) -> Loss:
         """The loss. It raises if the posterior was loaded without it."""
-        if self.loss is None:
+        loss = self.loss
+        if loss is None:
             raise ValueError(
                 "the loss of this posterior was not saved with it; use predict_latent, or load "
                 "with the loss given"
             )
-        return self.loss
+        return loss
 
     def loss_of_rows(self) -> Loss:
         """As ``known_loss``, for ``observed``: responses may carry an offset."""
@@ -200,7 +201,7 @@ class Posterior(Recorded):
     @property
     def evidence_bound(self) -> float:
         """The largest log evidence that is possible, up to rounding. inf: no bound is known."""
-        if self.loss is None or self.observed() is None:
+        if self.problem.loss is None or self.observed() is None:
             return math.inf
         return self.problem.evidence_bound
 

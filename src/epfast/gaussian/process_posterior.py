@@ -458,7 +458,7 @@ class GPPosterior(KernelPosterior, ProcessPosterior):
     def variance(self) -> Array:
         return self.moments.variance
 
-    @property
+    @cached_property
     def log_evidence(self) -> float:
         """EP's log p(y): log of the integral of N(f; 0, K) times the sites, with all constants.
 

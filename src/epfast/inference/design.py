@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from operator import add
 from typing import Generic, NamedTuple, Self
 
 import numpy as np
@@ -310,7 +311,7 @@ class Grid(Generic[P]):
 
 
 def _moved(place: tuple[int, ...], step: list[int]) -> tuple[int, ...]:
-    return tuple(one + by for one, by in zip(place, step, strict=True))
+    return tuple(map(add, place, step))
 
 
 def drawn(surfaces: list[Surface[P]], size: int, seed: int, most: int = 0) -> WeightedPoints[P]:

@@ -69,7 +69,7 @@ def memory_left() -> float:
     return free
 
 
-def one_blas_thread(d: int, most: int | None = None) -> AbstractContextManager[None]:
+def one_blas_thread(d: int, most: int | None = None) -> blas_threads:
     """Hold BLAS to one thread for small matrices, if threadpoolctl is installed.
 
     most: threads for larger matrices. None: as many as BLAS has.
@@ -77,18 +77,11 @@ def one_blas_thread(d: int, most: int | None = None) -> AbstractContextManager[N
     return blas_threads(1 if 0 < d < MANY_DIMENSIONS else most)
 
 
-def blas_threads(most: int | None) -> AbstractContextManager[None]:
+class blas_threads(AbstractContextManager[None]):  # noqa: N801
     """Hold BLAS to so many threads, if threadpoolctl is installed. None: leave it as it is.
 
-    The number of threads belongs to the process: of blocks that overlap the least number holds for
-    all, and the last of them to end sets back what the first has found.
-    """
-    return nullcontext() if most is None or _blas() is None else _BlasLimit(most)
-
-
-class _BlasLimit(AbstractContextManager[None]):
-    """Limit BLAS to some threads in a block. The state of the process is noted in the class.
-
+    The number of threads belongs to the process, and is noted in the class: of blocks that overlap
+    the least number holds for all, and the last of them to end sets back what the first has found.
     One whose end Ctrl-C has cut short holds no more once its traceback is gone, and the end of the
     next one restores the number of threads.
     """
@@ -96,15 +89,17 @@ class _BlasLimit(AbstractContextManager[None]):
     #: the thread that forks takes it, too, since a child would wait for one that is not in it
     lock = threading.RLock()
     #: those that hold
-    limits: ClassVar[weakref.WeakSet[_BlasLimit]] = weakref.WeakSet()
+    limits: ClassVar[weakref.WeakSet[blas_threads]] = weakref.WeakSet()
     #: the number of threads of each library without a limit, and the one that is set now
     unlimited: ClassVar[list[int] | None] = None
     limit: ClassVar[int | None] = None
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int | None) -> None:
         self.most = most
 
     def __enter__(self) -> None:
+        if self.most is None or _blas() is None:
+            return
         with self.lock:
             self.limits.add(self)
             self._set_least()
@@ -150,9 +145,9 @@ class _BlasLimit(AbstractContextManager[None]):
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=lambda: _BlasLimit.lock.acquire(),
-        after_in_parent=lambda: _BlasLimit.lock.release(),
-        after_in_child=_BlasLimit.begin_again,
+        before=lambda: blas_threads.lock.acquire(),
+        after_in_parent=lambda: blas_threads.lock.release(),
+        after_in_child=blas_threads.begin_again,
     )
 
 

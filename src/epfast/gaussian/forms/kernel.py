@@ -322,7 +322,8 @@ class ValuesInTurn(Visits[ValueState, KernelMemory]):
         visits = self.in_order if isinstance(visits, range) else as_array(visits)
         # whole blocks, so that the numbers do not depend on the chunk
         step = self.block * max(1, self.chunk // (n * n * self.block))
-        for part in (visits[i : i + step] for i in range(0, n, step)):
+        for first in range(0, n, step):
+            part = visits[first : first + step]
             weights = None if data.weights is None else data.weights[part]
             units = Units(part, n)
             core.sweep(units, data.y[part], weights, part, form.matrix.array, mean, *sites)
