@@ -15,6 +15,7 @@ from epfast import _checks, families
 from epfast._arrays import Array, Given, Matrix, Which, is_sparse
 from epfast._core.row_sweeps import SiteFits
 from epfast.gaussian.checking import LinearProposal
+from epfast.gaussian.engine import proper
 from epfast.gaussian.forms.weights import ByRows, DualState, ShrunkState, WeightEngine
 from epfast.gaussian.linear_posterior import FullPosterior
 from epfast.gaussian.online import Warn
@@ -403,8 +404,7 @@ class ShrunkPosterior(FullPosterior):
     def _by_rows(self) -> DualState:
         """Matrices of the n x n form. O(n^2 d), once."""
         sites = families.joined(self.state.sites, self.prior_sites)
-        state: DualState = ByRows(self.problem).rebuild(sites, 0)
-        return state
+        return proper(ByRows(self.problem).rebuild(sites, 0))
 
     @property
     def _unpacks(self) -> bool:

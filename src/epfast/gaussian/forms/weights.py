@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,26 +22,29 @@ from epfast import families
 from epfast._arrays import Array, Piece, is_sparse, symmetric_from_upper
 from epfast._core.cholesky import inverse_from_factor
 from epfast._core.row_sweeps import BlockedSweep, SiteFits
-from epfast._core.rows import Duals, Units
+from epfast._core.rows import Duals, Rows, Units
 from epfast._core.thread_pool import ThreadPool
+from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.accelerate import cavities, log_mass
 from epfast.gaussian.engine import (
     NONE,
     STALLED,
     EPEngine,
+    Form,
     Full,
+    Start,
     Visited,
     Visits,
     Working,
     contraction,
     flat,
     gaussian,
-    proper,
 )
 from epfast.gaussian.forms.kernel import GPState, ValueMoments
 from epfast.gaussian.orders import (
     AtOnce,
     RowMemory,
+    RowState,
     block_size,
     first_memory,
     order_of_rows,
@@ -50,9 +53,9 @@ from epfast.gaussian.orders import (
 from epfast.gaussian.prior import PerWeightPrior
 from epfast.gaussian.problem import Problem, sum_of_sites
 from epfast.gaussian.sparse import Moments
-from epfast.gaussian.state import State, factor_of
+from epfast.gaussian.state import State, factor_of, not_proper
 from epfast.inference import Counts, Sites, Summary
-from epfast.inference.loop import change
+from epfast.inference.loop import NO_COUNTS, change
 from epfast.inference.mixing import Step, mixed, with_step
 from epfast.inference.runtime import Tick, cached_property, no_tick
 
@@ -135,77 +138,6 @@ class Memory(NamedTuple):
         )
 
 
-def split(sites: Sites, n: int) -> tuple[Sites, Sites]:
-    """Views of the sites of n rows, and of those of the weights."""
-    return Sites(*(part[:n] for part in sites)), Sites(*(part[n:] for part in sites))
-
-
-class ByWeights(Full[Any]):
-    """The form of q with matrices of order d: no fewer rows than weights."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self.n, d = problem.shape
-        assert isinstance(problem.prior, PerWeightPrior)
-        self.prior_of_weights = problem.prior
-        # the prior's constants are in the scales of its sites
-        self.prior_norm = 0.5 * d * math.log(2.0 * math.pi)
-        self.exact = problem.exact_sites()
-
-    @cached_property
-    def sum_of_exact(self) -> tuple[Array, Array] | None:
-        """The sum of exact sites, (d, d) and (d,). O(n d^2), once."""
-        return None if self.exact is None else sum_of_sites(self.problem, self.exact)
-
-    def prior(self) -> Any:
-        return proper(
-            self.rebuild(
-                families.joined(self.exact or flat(self.n), self.prior_of_weights.start), 0
-            )
-        )
-
-    def checked_start(self, start: Any) -> Sites:
-        weights, visits = self.prior_of_weights.start, self.prior_of_weights.visits
-        shapes = [len(start.sites.shift), len(start.prior_sites.shift)]
-        if shapes != [self.n, len(weights.shift)]:
-            raise ValueError(
-                f"start has sites of {shapes[0]} rows and {shapes[1]} weights; allowed: {self.n} "
-                f"and {len(weights.shift)}, the same rows"
-            )
-        # what is not visited is exact
-        weights = families.copied(weights)
-        families.put(weights, visits, families.select(start.prior_sites, visits))
-        sites: Sites = families.joined(self.exact or start.sites, weights)
-        return sites
-
-    def rebuild(self, sites: Sites, sweeps: int) -> Any:
-        rows, weights = split(sites, self.n)
-        precision, shift = self.sum_of_exact or sum_of_sites(self.problem, rows)
-        precision, shift = precision + np.diag(weights.precision), shift + weights.shift
-        return gaussian(State(precision, shift, sites, float(sites.log_scale.sum()), sweeps))
-
-    def with_weights(self, state: Working, sites: Sites, old_weights: Sites) -> Working | None:
-        """A state of these rows with other prior sites than before. O(d^3)."""
-        weights = split(sites, self.n)[1]
-        precision = state.precision + np.diag(weights.precision - old_weights.precision)
-        shift, total = state.shift + weights.shift - old_weights.shift, float(sites.log_scale.sum())
-        return gaussian(State(precision, shift, sites, total, state.sweeps))
-
-    def of_the_weights(self, state: Working) -> tuple[Array, Array]:
-        """What visits of weights update: a matrix and a vector, copies."""
-        return state.covariance.copy(), state.mean.copy()
-
-    def rows_of(self, visits: NDArray[np.intp], weights: Sites) -> Any:
-        """The rows by which these weights are visited."""
-        return Units(visits, self.order)
-
-    def result(self, state: Any) -> Any:
-        rows, weights = split(state.sites, self.n)
-        now = self.summary(state)
-        plain = state.precision, state.shift, rows, state.log_scale, state.sweeps, None
-        return ShrunkState(*plain, weights, *now)
-
-
 class DualState(NamedTuple):
     """The sites between two sweeps, and what they make in matrices of order n."""
 
@@ -223,8 +155,95 @@ class DualState(NamedTuple):
     alpha: Array
     kernel: Array
     latent: Array
-    memory: Memory | RowMemory | None = None
+    memory: Memory | None = None
     precision: None = None
+    relaxed: None = None
+
+
+#: in matrices of order d, or n. That of visits of the rows has their memory
+WeightState = Working[Memory | RowMemory] | DualState
+
+
+def split(sites: Sites, n: int) -> tuple[Sites, Sites]:
+    """Views of the sites of n rows, and of those of the weights."""
+    return Sites(*(part[:n] for part in sites)), Sites(*(part[n:] for part in sites))
+
+
+class ByWeights(Form[WeightState, ShrunkState]):
+    """The form of q with matrices of order d: no fewer rows than weights."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, (self.n, d) = problem, problem.shape
+        assert isinstance(problem.prior, PerWeightPrior)
+        self.prior_of_weights, self.order, self.width = problem.prior, d, d
+        # the prior's constants are in the scales of its sites
+        self.prior_norm = 0.5 * d * math.log(2.0 * math.pi)
+        self.exact = problem.exact_sites()
+
+    @cached_property
+    def sum_of_exact(self) -> tuple[Array, Array] | None:
+        """The sum of exact sites, (d, d) and (d,). O(n d^2), once."""
+        return None if self.exact is None else sum_of_sites(self.problem, self.exact)
+
+    def prior(self) -> WeightState:
+        sites = families.joined(self.exact or flat(self.n), self.prior_of_weights.start)
+        state = self.rebuild(sites, 0)
+        if state is None:
+            raise not_proper()
+        return state
+
+    def checked_start(self, start: Start) -> Sites:
+        weights, visits = self.prior_of_weights.start, self.prior_of_weights.visits
+        assert isinstance(start.state, ShrunkState)
+        rows, old_weights = start.state.sites, start.state.prior_sites
+        shapes = [len(rows.shift), len(old_weights.shift)]
+        if shapes != [self.n, len(weights.shift)]:
+            raise ValueError(
+                f"start has sites of {shapes[0]} rows and {shapes[1]} weights; allowed: {self.n} "
+                f"and {len(weights.shift)}, the same rows"
+            )
+        # what is not visited is exact
+        weights = families.copied(weights)
+        families.put(weights, visits, families.select(old_weights, visits))
+        sites: Sites = families.joined(self.exact or rows, weights)
+        return sites
+
+    def rebuild(self, sites: Sites, sweeps: int) -> WeightState | None:
+        rows, weights = split(sites, self.n)
+        precision, shift = self.sum_of_exact or sum_of_sites(self.problem, rows)
+        precision, shift = precision + np.diag(weights.precision), shift + weights.shift
+        return gaussian(State(precision, shift, sites, float(sites.log_scale.sum()), sweeps))
+
+    def summary(self, state: WeightState, evidence: bool = True) -> Summary:
+        assert isinstance(state, Working)
+        total = state.log_scale + state.log_norm + self.prior_norm
+        return Summary(state.mean, state.covariance.diagonal().copy(), total)
+
+    def with_weights(
+        self, state: WeightState, sites: Sites, old_weights: Sites
+    ) -> WeightState | None:
+        """A state of these rows with other prior sites than before. O(d^3)."""
+        assert isinstance(state, Working)
+        weights = split(sites, self.n)[1]
+        precision = state.precision + np.diag(weights.precision - old_weights.precision)
+        shift, total = state.shift + weights.shift - old_weights.shift, float(sites.log_scale.sum())
+        return gaussian(State(precision, shift, sites, total, state.sweeps))
+
+    def of_the_weights(self, state: WeightState) -> tuple[Array, Array]:
+        """What visits of weights update: a matrix and a vector, copies."""
+        assert isinstance(state, Working)
+        return state.covariance.copy(), state.mean.copy()
+
+    def rows_of(self, visits: NDArray[np.intp], weights: Sites) -> Rows:
+        """The rows by which these weights are visited."""
+        return Units(visits, self.order)
+
+    def result(self, state: WeightState) -> ShrunkState:
+        assert state.sites is not None
+        rows, weights = split(state.sites, self.n)
+        now = self.summary(state)
+        plain = state.precision, state.shift, rows, state.log_scale, state.sweeps, None
+        return ShrunkState(*plain, weights, *now)
 
 
 class ByRows(ByWeights):
@@ -237,7 +256,7 @@ class ByRows(ByWeights):
         #: (d, n), X'
         self.columns = np.ascontiguousarray(X.T, dtype=np.float64)
 
-    def rebuild(self, sites: Sites, sweeps: int, spread: bool = True) -> Any:
+    def rebuild(self, sites: Sites, sweeps: int, spread: bool = True) -> DualState | None:
         """spread: whether variances of the weights are wanted. O(n^2 d + n^3)."""
         rows, weights = split(sites, self.n)
         variance, columns = 1.0 / weights.precision, self.columns
@@ -272,7 +291,8 @@ class ByRows(ByWeights):
         total = float(sites.log_scale.sum())
         return DualState(sites, sweeps, total, *numbers, R, alpha, kernel, latent)
 
-    def summary(self, state: Any, evidence: bool = True) -> Summary:
+    def summary(self, state: WeightState, evidence: bool = True) -> Summary:
+        assert isinstance(state, DualState)
         total = state.log_scale + state.log_norm + self.prior_norm
         return Summary(state.mean, state.variance, total)
 
@@ -281,14 +301,18 @@ class ByRows(ByWeights):
         covariance = state.kernel - state.kernel @ state.R @ state.kernel
         return np.asarray(0.5 * (covariance + covariance.T))
 
-    def at_rows(self, state: Any) -> Callable[[Piece], tuple[Array, Array]]:
-        variance = self.covariance_of_rows(state).diagonal().copy()
-        return lambda part: (state.latent[part], variance[part])
+    def at_rows(self, state: WeightState) -> Callable[[Piece], tuple[Array, Array]]:
+        assert isinstance(state, DualState)
+        latent, variance = state.latent, self.covariance_of_rows(state).diagonal().copy()
+        return lambda part: (latent[part], variance[part])
 
-    def with_weights(self, state: Any, sites: Sites, old_weights: Sites) -> Any:
+    def with_weights(
+        self, state: WeightState, sites: Sites, old_weights: Sites
+    ) -> WeightState | None:
         return self.rebuild(sites, state.sweeps)
 
-    def of_the_weights(self, state: Any) -> tuple[Array, Array]:
+    def of_the_weights(self, state: WeightState) -> tuple[Array, Array]:
+        assert isinstance(state, DualState)
         return -state.R, state.alpha.copy()
 
     def rows_of(self, visits: NDArray[np.intp], weights: Sites) -> Duals:
@@ -324,15 +348,16 @@ def _solved(S: Array, kernel: Array, negative: int) -> tuple[Array, float] | Non
     return (vectors / values) @ vectors.T, float(np.log(np.abs(values)).sum())
 
 
-class RowsOfValues(Visits[Any, RowMemory]):
+class RowsOfValues(Visits[WeightState, Memory]):
     """Visits of rows by their values, one after the other, in the n x n form."""
 
-    def __init__(self, problem: Problem, form: ByRows, tilted: Any) -> None:
+    def __init__(self, problem: Problem, form: ByRows, tilted: TiltedMoments) -> None:
         self.problem, self.form, self.schedule = problem, form, problem.schedule
         block = min(form.n, block_size(self.schedule.block, form.n))
         self.core = BlockedSweep(tilted, form.n, block, 1.0, self.schedule.damping, False)
 
-    def visit(self, state: DualState, sites: Sites, tick: Tick) -> Visited[Any, RowMemory]:
+    def visit(self, state: WeightState, sites: Sites, tick: Tick) -> Visited[WeightState, Memory]:
+        assert isinstance(state, DualState)
         problem, refused_before, n = self.problem, self.core.n_refused, self.form.n
         covariance, mean = self.form.covariance_of_rows(state), state.latent.copy()
         order = np.asarray(self.schedule.checked_visits(n, state.sweeps), dtype=np.intp)
@@ -342,41 +367,44 @@ class RowsOfValues(Visits[Any, RowMemory]):
         return Visited(Counts(self.core.n_refused - refused_before))
 
 
-class WeightEngine(EPEngine[Any, ShrunkState, Memory]):
+class WeightEngine(EPEngine[WeightState, ShrunkState, Memory]):
     """EP on rows, in the order of the schedule, and then on the prior of each weight."""
 
     problem: Problem
-    #: by weights or by rows, whose states differ
-    form: Any
+    form: ByWeights
+    tilted: TiltedMoments
+    #: of the rows; of values in the n x n form
+    rows: Visits[RowState, RowMemory]
+    values: Visits[WeightState, Memory]
 
     remedy = REMEDY
     accelerates = True
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(problem, (ByRows if problem.posterior == "wide" else ByWeights)(problem))
-        schedule, prior = problem.schedule, self.form.prior_of_weights
-        n = 0 if self.form.exact is not None else self.form.n
+        form = ByRows(problem) if problem.posterior == "wide" else ByWeights(problem)
+        super().__init__(problem, form)
+        schedule, prior = problem.schedule, form.prior_of_weights
+        n = 0 if form.exact is not None else form.n
         self.n_sites, self.of_prior = n + len(prior.visits), prior.prior.tilted()
         most = max(1, len(prior.visits))
-        self.block = min(block_size(schedule.block, self.form.order), most)
+        self.block = min(block_size(schedule.block, form.order), most)
         self.ones = np.ones((most, 1))
-        self.core_of_weights: Any = SiteFits(self.of_prior, 1.0, 1.0)
-        if schedule.order != "parallel":
-            numbers = self.form.order, self.block, 1.0, 1.0, False
-            self.core_of_weights = BlockedSweep(self.of_prior, *numbers)
+        #: of the weights, where all are fitted at once, or one after the other
+        self.core_at_once = SiteFits(self.of_prior, 1.0, 1.0)
+        self.core_in_turn = BlockedSweep(self.of_prior, form.order, self.block, 1.0, 1.0, False)
         self.tilted = problem.tilted()
         self.order = schedule.order if problem.posterior == "wide" else order_of_rows(problem)
-        if n > 0 and problem.posterior == "wide":
-            in_turn = schedule.order != "parallel"
-            self.rows: Visits[Any, RowMemory] = (
-                RowsOfValues(problem, self.form, self.tilted)
-                if in_turn
-                else AtOnce(problem, self.tilted, self.form, schedule.damping)
+        if n > 0 and not isinstance(form, ByRows):
+            rows = Full[RowMemory](problem)
+            self.rows = visits_of(self.order, problem, self.tilted, rows, ThreadPool(1))
+        elif isinstance(form, ByRows):
+            self.values = (
+                AtOnce(problem, self.tilted, form, schedule.damping)
+                if schedule.order == "parallel"
+                else RowsOfValues(problem, form, self.tilted)
             )
-        elif n > 0:
-            self.rows = visits_of(self.order, problem, self.tilted, self.form, ThreadPool(1))
 
-    def start_of_run(self, state: Any, is_flat: bool) -> Any:
+    def start_of_run(self, state: WeightState, is_flat: bool) -> WeightState:
         wide = self.problem.posterior == "wide"
         rows = RowMemory(self.order) if wide else first_memory(self.problem, is_flat)
         memory = Memory(self.schedule.damping, rows)
@@ -385,47 +413,58 @@ class WeightEngine(EPEngine[Any, ShrunkState, Memory]):
             memory = memory._replace(damping=min(SHORT, memory.damping))
         return state._replace(memory=memory)
 
-    def visit(self, state: Any, sites: Sites, tick: Tick) -> Visited[Any, Memory]:
-        form, visited, now = self.form, Visited[Any, RowMemory](), state
+    def visit(self, state: WeightState, sites: Sites, tick: Tick) -> Visited[WeightState, Memory]:
+        form, counts, residual = self.form, NO_COUNTS, 0.0
+        now: WeightState | None = state
         self.of_prior.begin_sweep(state.sweeps)
         rows, weights = split(sites, form.n)
         old_weights = families.copied(weights)
         if form.exact is None:
-            visited, now = self.visit_rows(state, sites, rows, tick)
-            if now is None:
-                return Visited(visited.counts, residual=visited.residual)
+            counts, residual, now = self._visit_rows(state, sites, rows, tick)
+        if now is None:
+            return Visited(counts, residual=residual)
+        assert isinstance(now.memory, Memory)
         refused = self._weights(now, weights, tick)
-        counts = visited.counts._replace(refused=visited.counts.refused + refused)
+        counts = counts._replace(refused=counts.refused + refused)
         memory = now.memory._replace(refused=refused > 0)
         new = form.with_weights(now, sites, old_weights)
         if new is not None:
             new = new._replace(sweeps=state.sweeps + 1)
-        return Visited(counts, new, memory=memory, residual=visited.residual)
+        return Visited(counts, new, memory=memory, residual=residual)
 
     def accelerate(
-        self, old: Any, new: Any, visited: Visited[Any, Memory], moved: float
-    ) -> tuple[Any, Visited[Any, Memory]]:
+        self,
+        old: WeightState,
+        new: WeightState,
+        visited: Visited[WeightState, Memory],
+        moved: float,
+    ) -> tuple[WeightState, Visited[WeightState, Memory]]:
         """The state with the memory of the next sweep. Slow sweeps are mixed."""
+        assert isinstance(old.memory, Memory)
+        assert isinstance(new.memory, Memory)
         visited = visited._replace(change=moved * self.schedule.damping / old.memory.damping)
         if self.schedule.order != "auto":
             return new, visited
-        return self._mixed(new._replace(memory=new.memory.next(moved)), old), visited
+        return self._mixed(new, new.memory.next(moved), old, old.memory), visited
 
-    def _weights(self, state: Any, weights: Sites, tick: Tick) -> int:
+    def _weights(self, state: WeightState, weights: Sites, tick: Tick) -> int:
         """Fit prior sites in place, and return how many were refused."""
         visits = self.form.prior_of_weights.visits
         if not len(visits):
             return 0
-        core, refused_before = self.core_of_weights, self.core_of_weights.n_refused
-        core.damping = state.memory.damping
+        assert isinstance(state.memory, Memory)
         if self.schedule.order == "parallel":
+            at_once = self.core_at_once
+            at_once.damping, refused_before = state.memory.damping, at_once.n_refused
             visited = Sites(*map(np.ascontiguousarray, families.select(weights, visits)))
             now = self.form.summary(state, False)
             mean, variance = (np.ascontiguousarray(part[visits]) for part in now[:2])
-            core.fit(mean, variance, self.ones, *visited)
+            at_once.fit(mean, variance, self.ones, *visited)
             families.put(weights, visits, visited)
             tick(len(visits))
-            return int(core.n_refused - refused_before)
+            return at_once.n_refused - refused_before
+        core = self.core_in_turn
+        core.damping, refused_before = state.memory.damping, core.n_refused
         if self.schedule.order == "shuffled":
             visits = visits[np.asarray(self.schedule.checked_visits(len(visits), state.sweeps))]
         matrix, vector = self.form.of_the_weights(state)
@@ -435,24 +474,28 @@ class WeightEngine(EPEngine[Any, ShrunkState, Memory]):
             rows = self.form.rows_of(part, weights)
             core.sweep(rows, self.ones[: len(part)], None, part, matrix, vector, *weights)
             tick(len(part))
-        return int(core.n_refused - refused_before)
+        return core.n_refused - refused_before
 
-    def _mixed(self, new: Any, last: Any) -> Any:
+    def _mixed(
+        self, new: WeightState, memory: Memory, old: WeightState, old_memory: Memory
+    ) -> WeightState:
         """A sweep with those before it (Anderson mixing), where they move less and less.
 
         It also finds fixed points that sweeps of any length move away from.
         """
-        form, memory = self.form, new.memory
-        (_, old), (_, weights) = split(last.sites, form.n), split(new.sites, form.n)
-        spread = form.summary(last, False).variance
-        precision = (weights.precision - old.precision) * spread
-        moves = np.concatenate([precision, (weights.shift - old.shift) * np.sqrt(spread)])
-        moves /= last.memory.damping
+        form = self.form
+        assert old.sites is not None
+        assert new.sites is not None
+        (_, old_weights), (_, weights) = split(old.sites, form.n), split(new.sites, form.n)
+        spread = form.summary(old, False).variance
+        precision = (weights.precision - old_weights.precision) * spread
+        moves = np.concatenate([precision, (weights.shift - old_weights.shift) * np.sqrt(spread)])
+        moves /= old_memory.damping
         steps = with_step(memory.steps, new.sites, moves)
         mixture = mixed(steps) if memory.mixes else None
         rebuilt = None if mixture is None else form.rebuild(mixture, new.sweeps)
-        if rebuilt is not None:
-            precision = split(rebuilt.sites, form.n)[1].precision
+        if rebuilt is not None and mixture is not None:
+            precision = split(mixture, form.n)[1].precision
             if (precision * form.summary(rebuilt, False).variance < 1.0)[
                 form.prior_of_weights.visits
             ].all():
@@ -460,40 +503,52 @@ class WeightEngine(EPEngine[Any, ShrunkState, Memory]):
         steps = steps[-1:] if memory.mixes else steps
         return new._replace(memory=memory._replace(steps=steps))
 
-    def visit_rows(
-        self, state: Any, sites: Sites, rows: Sites, tick: Tick
-    ) -> tuple[Visited[Any, RowMemory], Any]:
-        """Fit the sites of the rows in place. Return the state of all sites, too."""
-        old, memory = state._replace(memory=state.memory.rows), state.memory
+    def _visit_rows(
+        self, state: WeightState, sites: Sites, rows: Sites, tick: Tick
+    ) -> tuple[Counts, float, WeightState | None]:
+        """Fit the sites of the rows in place, views of those of all.
+
+        Returns the counts, the residual and the state of all sites. None: it is improper.
+        """
+        memory = state.memory
+        assert isinstance(memory, Memory)
+        if isinstance(self.form, ByRows):
+            of_values = self.values.visit(state, rows, tick)
+            dual = self.form.rebuild(sites, state.sweeps, self.schedule.order == "parallel")
+            dual = None if dual is None else dual._replace(memory=memory)
+            return of_values.counts, of_values.residual, dual
+        assert isinstance(state, Working)
+        old: RowState = Working(*state[:-1], memory.rows)
         visited = self.rows.visit(old, rows, tick)
-        now = visited.swept_state
-        if now is not None:
-            now = now._replace(sites=sites)
-        elif self.problem.posterior != "wide":
-            now = self.form.rebuild(sites, state.sweeps)
+        if visited.swept_state is not None:
+            now = visited.swept_state._replace(sites=sites)
         else:
-            now = self.form.rebuild(sites, state.sweeps, self.schedule.order == "parallel")
-        if now is None:
-            return visited._replace(swept_state=None, swept_moments=None), None
+            rebuilt = self.form.rebuild(sites, state.sweeps)
+            if rebuilt is None:
+                return visited.counts, visited.residual, None
+            assert isinstance(rebuilt, Working)
+            now = Working(*rebuilt[:-1], None)
         if memory.rows.chunks is not None:
             moved = change(self.form.summary(old, False), self.form.summary(now, False))
             last, _ = self.rows.accelerate(old, now, visited, moved)
+            assert last.memory is not None
             memory = memory._replace(rows=last.memory)
-        return visited, now._replace(memory=memory)
+        return visited.counts, visited.residual, Working(*now[:-1], memory)
 
-    def finish(self, state: Any, hurry: bool = False) -> ShrunkState:
+    def finish(self, state: WeightState, hurry: bool = False) -> ShrunkState:
         """Rebuild the state without drift, with the log scales of the last sites."""
         form = self.form
+        assert state.sites is not None
         if not hurry and state.sweeps > 0:
             sites = Sites(*(part.copy() for part in state.sites))
-            if state.memory.mixes and form.exact is None:
-                self.visit_rows(state, sites, split(sites, form.n)[0], no_tick)
+            if isinstance(state.memory, Memory) and state.memory.mixes and form.exact is None:
+                self._visit_rows(state, sites, split(sites, form.n)[0], no_tick)
             rebuilt = form.rebuild(sites, state.sweeps) or form.rebuild(state.sites, state.sweeps)
             state = state if rebuilt is None else rebuilt
+            assert state.sites is not None
             self._rescale(state.sites, form.summary(state, False))
             state = state._replace(log_scale=float(state.sites.log_scale.sum()))
-        result: ShrunkState = form.result(state)
-        return result
+        return form.result(state)
 
     def _rescale(self, sites: Sites, now: Summary) -> None:
         """Give prior sites the scales by which their integrals over cavities are Z, in place."""
