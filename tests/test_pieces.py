@@ -81,7 +81,7 @@ OTHERS = {
     "estimators.search.ENOUGH_ROWS": "a rule for a warning",
     "estimators.kernels.ROWS": "rows that bounds are taken from",
     "estimators.linear.FEWER_ROWS": "a choice of an algorithm",
-    "gaussian.table.MOST_BYTES": "a limit",
+    "gaussian.fit_linear.MOST_BYTES": "a limit",
     "gaussian.engine.CONTRACTION": "a step",
     "gaussian.engine.STALLED": "a step",
     "gaussian.orders.FEW_ROWS": "an order",

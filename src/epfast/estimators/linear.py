@@ -76,7 +76,7 @@ from epfast.gaussian import (
     fit_problem,
     notes,
 )
-from epfast.gaussian.fit_linear import FULL_UP_TO
+from epfast.gaussian.fit_linear import FULL_UP_TO, filled
 from epfast.gaussian.latent_posterior import LatentPosterior
 from epfast.gaussian.linear_posterior import recentered_posterior, uncentered_posterior
 from epfast.gaussian.prior import (
@@ -92,7 +92,6 @@ from epfast.gaussian.table import (
     Choices,
     Request as FitRequest,
     choose,
-    filled,
     is_for_wide,
 )
 from epfast.inference.hyper import SearchEnd, Unknown

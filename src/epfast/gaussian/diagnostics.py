@@ -27,7 +27,7 @@ from epfast.inference.loop import (
 from epfast.inference.records import check_proper
 from epfast.inference.runtime import no_tick
 from epfast.losses import LatentLoss, Loss
-from epfast.schedules import DAEP, EP, DoubleLoop, Schedule
+from epfast.schedules import DAEP, EP, DoubleLoop, FilledSchedule
 from epfast.schemes import Scheme
 
 ROUGH = (
@@ -66,7 +66,7 @@ class Judged(Protocol):
     def scheme(self) -> Scheme | None: ...
 
     @property
-    def schedule(self) -> Schedule: ...
+    def schedule(self) -> FilledSchedule: ...
 
     @property
     def history(self) -> list[SweepInfo]: ...

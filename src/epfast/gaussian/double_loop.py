@@ -24,7 +24,7 @@ a step costs some 16 n^3 and 16 n^2 numbers.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import numpy as np
 from scipy import linalg
@@ -169,6 +169,7 @@ class DescentState(NamedTuple):
     since: int = 0
 
 
+@final
 class DescentEngine:
     """The outer loop: each sweep is one step that lowers F."""
 

@@ -71,6 +71,13 @@ class Start(Protocol):
     def state(self) -> RunState | None: ...
 
 
+class CountsTasks(Protocol):
+    """What the engine reads of tasks, see :class:`epfast.inference.executors.Tasks`."""
+
+    n_lost: int
+    n_bytes: int
+
+
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
@@ -300,7 +307,7 @@ class EPEngine(Visits[S, M], Generic[S, E, M]):
     #: moments that begin each sweep. None: the visits see to that
     tilted: TiltedMoments | None = None
     #: of an executor. None: there are none
-    tasks: Any = None
+    tasks: CountsTasks | None = None
     form: Form[S, E]
     #: whether sweeps begin with a step of their own, see :meth:`pre_step`
     steps = False
@@ -309,7 +316,7 @@ class EPEngine(Visits[S, M], Generic[S, E, M]):
         self.problem, self.schedule, self.form = problem, problem.schedule, form
         self.n_sites, self.order_of_matrices = problem.n_rows, form.order
         self.evidence_bound: float = problem.evidence_bound
-        self.summary: Callable[..., Summary] = form.summary
+        self.summary = form.summary
 
     @property
     def remedy(self) -> str:
@@ -473,6 +480,10 @@ class EPEngine(Visits[S, M], Generic[S, E, M]):
         if not hurry and self.drifts(state):
             state = self.form.rebuild(state.sites, state.sweeps) or state
         return self.form.result(state)
+
+
+#: one whose states nobody else reads, as the table has those of all forms
+AnyEngine: TypeAlias = EPEngine[Any, Any, Any]  # type: ignore[explicit-any]
 
 
 def plain(state: State | Working[M]) -> State:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from numpy.typing import ArrayLike
 
@@ -12,10 +11,10 @@ from epfast import _checks, losses
 from epfast._core.kernel_matrix import KernelMatrix
 from epfast.gaussian.diagnostics import broken
 from epfast.gaussian.double_loop import DescentEngine
-from epfast.gaussian.engine import Start, flat
+from epfast.gaussian.engine import AnyEngine, Start, flat
 from epfast.gaussian.factor import KernelColumns, LowRankFactor
 from epfast.gaussian.forms.kernel import GPState, Kernel, ProcessEngine
-from epfast.gaussian.forms.stack import LatentEngine
+from epfast.gaussian.forms.stack import LatentResult, of_values
 from epfast.gaussian.low_rank import LowRankGPPosterior, fit_low_rank, note_rank
 from epfast.gaussian.prior import KernelPrior, check_positive, kernel_in_memory
 from epfast.gaussian.problem import Problem
@@ -296,8 +295,12 @@ def fit_process(
     post: Start | None = start
     fit = None
 
-    def result(fit: Fit[Any]) -> GPPosterior | LatentGPPosterior:
-        new = kind(fit.state, problem, fit.converged, history + fit.history)
+    def result(fit: Fit[LatentResult] | Fit[GPState]) -> GPPosterior | LatentGPPosterior:
+        new: GPPosterior | LatentGPPosterior
+        if several:
+            new = LatentGPPosterior(fit.state, problem, fit.converged, history + fit.history)
+        else:
+            new = GPPosterior(fit.state, problem, fit.converged, history + fit.history)
         return replace(new, converged=False) if fit.converged and broken(new) else new
 
     try:
@@ -310,9 +313,8 @@ def fit_process(
         with at_work(kernels[0].pool, problem.n_rows):
             for kernel in kernels if check else ():
                 check_positive(kernel)
-            engine: LatentEngine | ProcessEngine
             if several:
-                engine = LatentEngine(problem)
+                engine: AnyEngine = of_values(problem)
             else:
                 exact, first = problem.sites_unswept(), problem._replace(schedule=sweeps)
                 form = Kernel(kernels[0], proper=exact is not None)
@@ -360,7 +362,7 @@ def without_factor(post: GPPosterior) -> GPPosterior:
 def unfitted(problem: Problem[KernelPrior]) -> GPPosterior | LatentGPPosterior:
     """The prior as a posterior: before the first sweep, without a start."""
     if problem.loss.latents != 1:
-        engine = LatentEngine(problem)
+        engine = of_values(problem)
         return LatentGPPosterior(engine.finish(engine.init(None)), problem, False, [])
     assert isinstance(problem.prior.kernel, KernelMatrix)
     state = GPState(flat(problem.n_rows), 0, Kernel(problem.prior.kernel).at_prior())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -17,8 +17,8 @@ from scipy import sparse
 from epfast import _checks, losses, priors
 from epfast._arrays import Array, Indices, Matrix, Slice, is_sparse
 from epfast.gaussian.average import IntegratedPosterior, Seed, averaged
-from epfast.gaussian.fit_linear import fit_linear, fit_problem
-from epfast.gaussian.linear_posterior import FullPosterior, LinearPosterior
+from epfast.gaussian.fit_linear import Result, fit_linear, fit_problem
+from epfast.gaussian.linear_posterior import FullPosterior
 from epfast.gaussian.prior import checked_variances, intercept_variance
 from epfast.gaussian.problem import Problem, in_d_by_d
 from epfast.gaussian.rows import column_names, weights_of
@@ -477,9 +477,7 @@ def _first_precision(
     return with_blocks(diagonal, pattern)
 
 
-def _problem_of(
-    begin: Callable[..., LinearPosterior], X: ArrayLike, rows: Matrix, schedule: EP
-) -> Problem:
+def _problem_of(begin: partial[Result], X: ArrayLike, rows: Matrix, schedule: EP) -> Problem:
     """The problem of a first sweep over the rows, sparse where that form is chosen for them."""
     one_sweep = replace(schedule, sweeps=1, tol=0.0)
     with warnings.catch_warnings():

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,8 +17,10 @@ from epfast import _checks, losses
 from epfast._arrays import Array, Given, Matrix, SparseGiven, is_sparse
 from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian import notes
-from epfast.gaussian.engine import Working, plain
+from epfast.gaussian.engine import AnyEngine, StateOfForm, Working, plain
 from epfast.gaussian.forms.kernel import GPState
+from epfast.gaussian.forms.nested import takes
+from epfast.gaussian.forms.weights import EndState
 from epfast.gaussian.latent_posterior import JointPosterior, LatentPosterior
 from epfast.gaussian.linear_posterior import FactorizedPosterior, FullPosterior, LinearPosterior
 from epfast.gaussian.online import Warn
@@ -58,7 +60,6 @@ from epfast.gaussian.sparse import (
     pairs_of,
 )
 from epfast.gaussian.sparse_posterior import SparsePosterior
-from epfast.gaussian.state import State
 from epfast.gaussian.table import (
     FORMS,
     Choices,
@@ -67,13 +68,11 @@ from epfast.gaussian.table import (
     choose,
     copies,
     engine_of,
-    filled,
     is_for_wide,
 )
 from epfast.gaussian.wide_posterior import WidePosterior
 from epfast.inference import (
     Callback,
-    Engine,
     ExecutorFailed,
     Fit,
     Interrupted,
@@ -95,7 +94,7 @@ from epfast.inference.loop import (
 from epfast.inference.report import note_weights, note_working
 from epfast.inference.runtime import Tick, threads_of, with_room
 from epfast.losses.names import LossGiven
-from epfast.schedules import Schedule
+from epfast.schedules import FilledSchedule, Schedule
 from epfast.schemes import Laplace, Scheme
 
 #: largest min(n, d) with a full covariance by default: a sweep takes O(n d^2 + d^3)
@@ -109,6 +108,9 @@ KINDS: dict[str, type[Result]] = {
     "sparse": SparsePosterior,
     "factorized": FactorizedPosterior,
 }
+
+#: bytes of the matrices of a fit of several latents, all together, and how many (C, d, d) it has
+MOST_BYTES, MATRICES = 16 << 30, 8
 
 #: answers of tasks
 T = TypeVar("T")
@@ -368,8 +370,8 @@ def fit_linear(
         chunks = checked_stream(X, ones is not None, chosen.schedule, **all_rows)
         if posterior is None and chunks.d > FULL_UP_TO:
             chosen = choose(replace(request, posterior="factorized"))
-        in_place_of_rows: Any = chunks.read_by(chosen.loss)
-        model = Model(chosen, NO_ROWS._replace(X=in_place_of_rows), chunks.names)
+        data = Data._make((chunks.read_by(chosen.loss), None, None, None))
+        model = Model(chosen, data, chunks.names)
         shape = (chunks.d,)
     else:
         rows = _checks.rows("X", X)
@@ -484,12 +486,45 @@ def _observed(
             y = _checks.responses("y", y, X.shape[0], 1)[places]
             X, weights = X[places], None
             offset = None if offset is None else np.asarray(offset)[places]
+        assert start is None or isinstance(start, LatentPosterior)
         loss = filled(loss, y, model.d, chosen.schedule, start)
         X = X if is_sparse(X) else np.ascontiguousarray(X, dtype=np.float64)
     if offset is not None:
         loss = loss.with_offset()
     data = Data(X, loss.observed(y, X.shape[0], offset), weights)
     return model._replace(chosen=chosen._replace(loss=loss), data=data)
+
+
+def filled(
+    loss: losses.LatentLoss,
+    y: ArrayLike | None,
+    d: int,
+    schedule: FilledSchedule,
+    start: LatentPosterior | None = None,
+) -> losses.LatentLoss:
+    """The loss with numbers in place of None: as y and d weights per latent, or the start, say.
+
+    Refuses fits whose matrices would not fit in memory.
+    """
+    if start is not None:
+        complete = loss.filled(start.n_latents, start.problem.loss.correlated)
+    else:
+        counted = loss.filled(loss.latents_in(y), None)
+        correlated = takes(schedule) and counted.with_correlations(d)
+        complete = counted.filled(counted.latents, correlated)
+    if start is not None and start.problem.loss.correlated != complete.correlated:
+        kind = "JointPosterior" if complete.correlated else "LatentPosterior"
+        raise TypeError(
+            f"start is {_checks.describe(start)}; allowed with {loss!r}: a {kind} or None"
+        )
+    size = 8 * MATRICES * complete.latents * d * d
+    if size > MOST_BYTES:
+        raise ValueError(
+            f"X has {d} columns: {complete.latents} covariances take {size:.3g} bytes in all; "
+            f"allowed: {MOST_BYTES:.3g}, with fewer columns, or a fit per class (one against the "
+            "rest) with posterior='factorized'"
+        )
+    return complete
 
 
 def _centered(
@@ -651,7 +686,7 @@ def kind_of(problem: Problem) -> type[Result]:
     return KINDS[problem.posterior]
 
 
-def posterior_of(problem: Problem, fit: Fit[Any]) -> Result:
+def posterior_of(problem: Problem, fit: Fit[EndState]) -> Result:
     """What a fit returns."""
     kept = problem.without_data() if isinstance(problem.data.X, Stream) else problem
     if not isinstance(fit.state, Working):
@@ -670,7 +705,7 @@ def fit_problem(
     guess: bool = False,
     warn: Warn = warn_of,
     tasks: Tasks[T] | None = None,
-    make_engine: Callable[..., Engine[Any, Any, Any]] = engine_of,
+    make_engine: Callable[[Problem], AnyEngine] = engine_of,
 ) -> Result:
     """Run a problem whose parts are legal and checked; see :func:`epfast.fit_linear`.
 
@@ -680,36 +715,34 @@ def fit_problem(
     make_engine: makes the engine of the problem. By default that of rows which are here.
     """
 
-    def result(fit: Fit[Any]) -> Result:
+    def result(fit: Fit[EndState]) -> Result:
         return posterior_of(problem, fit)
 
-    def costs(swept: Swept[Any]) -> tuple[float | None, Array | None]:
+    def costs(swept: Swept[StateOfForm]) -> tuple[float | None, Array | None]:
         mean = engine.summary(swept.state, evidence=False).mean
-        if problem.posterior == "wide":  # of the rows
-            mean = seen_by_users(swept.state).mean
+        if problem.posterior == "wide" and isinstance(swept.state, GPState):  # of the rows
+            mean = WidePosterior(GPState(*swept.state[:4]), problem, False, []).mean
         traced = None if swept.trace is None else problem.cost(swept.trace)
         return float(problem.cost(mean[None])[0]), traced
 
-    def look(info: SweepInfo, state: State) -> Any:
+    def look(info: SweepInfo, state: StateOfForm) -> bool | None:
+        """Call the user's callback: the state with weights, where it is of rows alone."""
         assert callback is not None
-        return callback(info, seen_by_users(state))
-
-    def seen_by_users(state: Any) -> Any:
-        """A state between two sweeps: with weights, where it is of rows alone."""
         if isinstance(problem.prior, PerWeightPrior):
-            return engine.form.result(state)
+            return callback(info, engine.form.result(state))
         if problem.posterior == "sparse":
-            return SparsePosterior(engine.form.result(state), problem, False, [])
-        if problem.posterior != "wide":
-            return state
-        return WidePosterior(GPState(*state[:4]), problem, False, [])
+            return callback(info, SparsePosterior(engine.form.result(state), problem, False, []))
+        if isinstance(state, GPState):
+            return callback(info, WidePosterior(GPState(*state[:4]), problem, False, []))
+        return callback(info, state)
 
     schedule, scheme = problem.schedule, problem.scheme
     fit = None
     try:
         own = problem._replace(data=_kept(problem, callback, progress))
-        settings = {"traced": True} if record == "factor" else {}
-        engine: Any = make_engine(own, **settings)
+        if record == "factor":
+            make_engine = partial(engine_of, traced=True)
+        engine = make_engine(own)
         try:
             if tasks is not None:
                 engine.tasks = tasks
@@ -752,8 +785,8 @@ def fit_problem(
 
 
 def _from_first_sites(
-    run_again: Callable[[WarmStart], Fit[Any]], problem: Problem, fit: Fit[Any]
-) -> Fit[Any]:
+    run_again: Callable[[WarmStart], Fit[EndState]], problem: Problem, fit: Fit[EndState]
+) -> Fit[EndState]:
     """The fit, or one from :func:`first_sites` where that refuses fewer sites.
 
     A site of a log-concave factor is proper, and refused by rounding alone: where the prior of its

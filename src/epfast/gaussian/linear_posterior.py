@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,8 +19,8 @@ from epfast.gaussian.checking import LinearProposal
 from epfast.gaussian.diagnostics import loo_of_columns, predicted
 from epfast.gaussian.engine import Working, plain, with_moments
 from epfast.gaussian.forms.kernel import GPState
-from epfast.gaussian.forms.sparse import SparseState
-from epfast.gaussian.forms.weights import ShrunkState
+from epfast.gaussian.forms.sparse import SparseResult
+from epfast.gaussian.forms.weights import EndState, ShrunkState
 from epfast.gaussian.online import Warn
 from epfast.gaussian.posterior import Fields, GaussianPosterior, shifted
 from epfast.gaussian.problem import Problem, sum_of_sites
@@ -38,7 +38,7 @@ from epfast.gaussian.state import (
 from epfast.inference import Fit, Sites, warn_of
 from epfast.inference.importance import Proposal
 from epfast.inference.runtime import cached_property, one_blas_thread
-from epfast.schedules import Schedule
+from epfast.schedules import FilledSchedule, Schedule
 
 
 def finite(
@@ -742,14 +742,15 @@ class FullPosterior(LinearPosterior):
         return self.with_checked_rows(data, schedule)
 
     def with_checked_rows(
-        self, data: Data, schedule: Schedule | None, warn: Warn = warn_of
+        self, data: Data, schedule: Schedule | FilledSchedule | None, warn: Warn = warn_of
     ) -> FullPosterior:
         """As :meth:`partial_fit`, for rows that are checked."""
         post: FullPosterior = online.extended(self, data, schedule, warn)
         return post
 
-    def with_more_rows(self, fit: Fit[Any], problem: Problem) -> FullPosterior:
+    def with_more_rows(self, fit: Fit[EndState], problem: Problem) -> FullPosterior:
         """The posterior of more rows; fit: the state, with the sites of all, and the history."""
+        assert isinstance(fit.state, State | Working)
         return FullPosterior(plain(fit.state), problem, fit.converged, fit.history)
 
     def remove(self, rows: ArrayLike, X: Given = None, y: Given = None) -> Self:
@@ -784,7 +785,7 @@ class FullPosterior(LinearPosterior):
 
     def _of_rest(
         self, problem: Problem, removal: NDArray[np.bool_], rest: Problem
-    ) -> State | GPState | SparseState | None:
+    ) -> State | GPState | SparseResult | None:
         """The state of the rows that are left. None: it is improper."""
         assert isinstance(self.state, State)
         return online.without(problem, self.state, removal, rest)

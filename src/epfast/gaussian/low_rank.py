@@ -14,7 +14,7 @@ from scipy import linalg
 from epfast import _checks
 from epfast._arrays import Array, Given
 from epfast.gaussian.checking import LinearProposal
-from epfast.gaussian.engine import plain, relaxed_of
+from epfast.gaussian.engine import Working, plain, relaxed_of
 from epfast.gaussian.factor import (
     KernelColumns,
     LowRankFactor,
@@ -347,7 +347,9 @@ def fit_factor(
 
 def _at_prior(problem: Problem, factor: LowRankFactor) -> LowRankGPPosterior:
     """The posterior before the first sweep."""
-    return LowRankGPPosterior(plain(at_start(problem)), problem, False, [], factor)
+    state = at_start(problem)
+    assert isinstance(state, State | Working)
+    return LowRankGPPosterior(plain(state), problem, False, [], factor)
 
 
 def without_columns(diagonal: Array) -> LowRankFactor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,13 +12,14 @@ from scipy import sparse
 
 from epfast import _checks, families
 from epfast._arrays import Matrix, Which, is_sparse
+from epfast.gaussian.engine import AnyEngine, Working
 from epfast.gaussian.forms.kernel import GPState
-from epfast.gaussian.forms.weights import KeptState
+from epfast.gaussian.forms.weights import EndState, KeptState
 from epfast.gaussian.problem import Problem, sum_of_sites
 from epfast.gaussian.rows import NO_ROWS, Data
 from epfast.gaussian.state import State, is_proper
 from epfast.gaussian.table import engine_of
-from epfast.inference import Engine, Fit, Sites, SweepInfo, interrupted, run, warn_of
+from epfast.inference import Fit, Sites, SweepInfo, interrupted, run, warn_of
 from epfast.inference.loop import Ended, OfSites
 from epfast.schedules import ADF, EP, FilledSchedule, Schedule
 from epfast.schemes import Relaxed
@@ -40,15 +41,15 @@ class TakesRows(Protocol[R]):
     @property
     def history(self) -> list[SweepInfo]: ...
 
-    def with_more_rows(self, fit: Fit[Any], problem: Problem) -> R: ...
+    def with_more_rows(self, fit: Fit[EndState], problem: Problem) -> R: ...
 
 
 def extended(
     post: TakesRows[R],
     data: Data,
-    schedule: Schedule | None,
+    schedule: Schedule | FilledSchedule | None,
     warn: Warn = warn_of,
-    engine_of_new: Callable[[Problem], Engine[Any, Any, Any]] = engine_of,
+    engine_of_new: Callable[[Problem], AnyEngine] = engine_of,
 ) -> R:
     """A posterior with more rows, see :meth:`epfast.FullPosterior.partial_fit`.
 
@@ -68,15 +69,18 @@ def extended(
     new = problem._replace(data=data, schedule=filled, scheme=scheme, base=base)
     new.check_weights()
 
-    def result(fit: Fit[Any]) -> R:
+    def result(fit: Fit[EndState]) -> R:
+        whole = fit.state
+        assert isinstance(whole, State | Working | GPState)
         if stored is None:  # ADF may have stopped on its way
-            whole = fit.state
-            seen = data.select(slice(whole.rows_seen - (state.rows_seen or 0)))
+            seen = data.select(slice((whole.rows_seen or 0) - (state.rows_seen or 0)))
             rows = joined_data([problem.data, seen])
         else:
-            whole = fit.state._replace(sites=families.joined(stored, fit.state.sites))
-            if fit.state.relaxed is not None:
-                whole = whole._replace(relaxed=families.joined(state.relaxed, fit.state.relaxed))
+            old, new_sites, relaxed = state.relaxed, whole.sites, whole.relaxed
+            assert new_sites is not None
+            whole = whole._replace(sites=families.joined(stored, new_sites))
+            if old is not None and relaxed is not None:
+                whole = whole._replace(relaxed=families.joined(old, relaxed))
             rows = joined_data([problem.data, data], len(stored.shift))
         joined = problem._replace(data=rows, schedule=filled)
         every = fit._replace(state=whole, history=post.history + fit.history)
@@ -93,7 +97,7 @@ def extended(
 
 
 def schedule_of_rows(
-    problem: Problem, stored: Sites | None, schedule: Schedule | None
+    problem: Problem, stored: Sites | None, schedule: Schedule | FilledSchedule | None
 ) -> FilledSchedule:
     """The schedule by which a posterior with these sites takes in rows."""
     if stored is not None and (stored.shift.ndim != 1 or problem.batch_size is not None):
@@ -131,11 +135,11 @@ def joined_data(parts: Sequence[Data], first: int | None = None) -> Data:
         weights = np.concatenate([np.ones(n) if p.weights is None else p.weights for p, n in pairs])
     if any(part.y is None for part in parts):
         return NO_ROWS._replace(weights=weights)
-    rows: list[Any] = [part.X for part in parts]
+    rows = [part.X for part in parts]
     if any(is_sparse(X) for X in rows):
         X: Matrix = sparse.csr_matrix(sparse.vstack(rows, format="csr"))
     else:
-        X = np.concatenate(rows)
+        X = np.concatenate([part for part in rows if not is_sparse(part)])
     return Data(X, np.concatenate([part.y for part in parts]), weights)
 
 

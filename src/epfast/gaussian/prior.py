@@ -668,9 +668,9 @@ def kernel_in_memory(K: ArrayLike, overwrite: bool, jitter: float) -> KernelMatr
             )
         array = K
     else:
-        values = _checks.real_array("K", K)
+        array = _checks.real_array("K", K)
         with np.errstate(over="ignore"):  # beyond the range of a double: found below
-            array = np.array(values, dtype=np.float64, order="C")
+            array = np.array(array, dtype=np.float64, order="C")
     square("K", array.shape)
     _checks.covariance("K", array, _checks.half_digits(K))
     array[np.diag_indices(len(array))] += jitter

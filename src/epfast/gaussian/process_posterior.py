@@ -636,9 +636,9 @@ class LatentGPPosterior(SeveralLatents, ProcessPosterior):
         assert self.state.factor is not None
         assert self.state.diagonal is not None
         arrays = zip(self.state.moments, self.state.factor, self.state.diagonal, strict=True)
-        states = [
-            GPState(one_of(self.state.sites, k), self.n_sweeps, now, None, *pair)
-            for k, (now, *pair) in enumerate(arrays)
+        states: list[GPState] = [
+            GPState(one_of(self.state.sites, k), self.n_sweeps, now, None, factor, diagonal)
+            for k, (now, factor, diagonal) in enumerate(arrays)
         ]
         return tuple(GPPosterior(state, self.problem, False, []) for state in states)
 

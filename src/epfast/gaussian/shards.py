@@ -10,17 +10,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from epfast import _checks, families
-from epfast._arrays import Array, Which, entries_of, is_sparse
+from epfast._arrays import Array, Indices, Matrix, Piece, Which, entries_of, is_sparse
 from epfast._core.shared_sites import SharedSweep
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.engine import (
     STALLED,
+    AnyEngine,
+    Changing,
     EPEngine,
     Full,
     Start,
@@ -28,16 +31,17 @@ from epfast.gaussian.engine import (
     Working,
     contraction,
     gaussian,
+    proper,
 )
 from epfast.gaussian.forms.diagonal import DiagonalEngine, DiagonalPass
 from epfast.gaussian.orders import RowEngine
 from epfast.gaussian.passes import PassEngine, laplace_core, pieces_of
 from epfast.gaussian.prior import WeightPrior
 from epfast.gaussian.problem import BLOCK, Problem, sum_of_sites
-from epfast.gaussian.state import State, is_proper, stacked_rows
+from epfast.gaussian.state import NO_STATE, State, is_proper, stacked_rows
 from epfast.inference import Counts, Sites, run
 from epfast.inference.executors import Tasks
-from epfast.inference.loop import RELATIVE
+from epfast.inference.loop import RELATIVE, RunState
 from epfast.inference.runtime import Tick, no_tick, one_blas_thread
 from epfast.schedules import EP, Batches, FilledSchedule, SharedSites
 
@@ -49,7 +53,7 @@ class WarmStart(NamedTuple):
     #: of a linear model; of a process, None
     shift: Array | None = None
     #: None: it is to be summed up
-    state: State | None = None
+    state: RunState | None = None
     n_sweeps: int = 0
     #: of which they make the state. None: they are to be summed up
     problem: Problem | None = None
@@ -84,24 +88,23 @@ class Update(NamedTuple):
 
 def shard_of(problem: Problem, rows: Which, schedule: FilledSchedule) -> Problem:
     """The problem of some rows without the numbers of the whole: what a worker keeps."""
-    nothing: Any = None
     return problem._replace(
         data=problem.data.select(rows)._replace(groups=None),
         schedule=schedule,
-        prior=nothing,
-        base=nothing,
+        prior=WeightPrior.of_state(NO_STATE),
+        base=NO_STATE,
         names=None,
     )
 
 
-def neighbours(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
+def neighbours(rows: Indices) -> Piece | Indices:
     """Numbers of rows, as a slice if they are neighbours in their order, which copies nothing."""
     if (np.diff(rows) == 1).all():
         return slice(int(rows[0]), int(rows[-1]) + 1)
     return rows
 
 
-def engine_of_shard(problem: Problem) -> Any:
+def engine_of_shard(problem: Problem) -> AnyEngine:
     """The engine of EP, or of ADF, within a shard."""
     passes = problem.schedule.stores == "none"
     if problem.posterior != "full":
@@ -123,11 +126,12 @@ def flat_site(precision: Array) -> Sites:
     return Sites(np.zeros_like(precision), np.zeros(len(precision)), np.zeros(()))
 
 
-def with_entries(part: Any, numbers: Array) -> Any:
+def with_entries(part: Matrix, numbers: Array) -> Array:
     """Numbers of sites in place of others."""
-    if not hasattr(part, "indptr"):
+    if not is_sparse(part):
         return numbers
-    return type(part)((numbers, part.indices, part.indptr), shape=part.shape)
+    entries: Array = sparse.csr_array((numbers, part.indices, part.indptr), shape=part.shape)
+    return entries
 
 
 def is_finite(site: Sites) -> bool:
@@ -185,14 +189,13 @@ def local_update(
             norm = -0.5 * float(cavity.shift @ (cavity.shift / cavity.precision))
             cavity = cavity._replace(log_scale=norm)
         stores = shard.schedule.stores != "none"
-        engine = engine_of_shard(shard._replace(prior=WeightPrior.of_state(cavity), base=cavity))
+        problem = shard._replace(prior=WeightPrior.of_state(cavity), base=cavity)
+        engine = engine_of_shard(problem)
         engine.evidence_bound = math.inf  # a cavity has no evidence
         was = site if product is None else product
         if rows is None and stores:
             was = flat_site(precision)
-        fit = run(
-            engine, shard.schedule, _start_of_shard(engine.problem, was, rows) if stores else None
-        )
+        fit = run(engine, shard.schedule, _start_of_shard(problem, was, rows) if stores else None)
     end = fit.state
     gain = Sites(
         end.precision - cavity.precision,
@@ -226,7 +229,7 @@ def _start_of_shard(shard: Problem, product: Sites, rows: Sites | None) -> WarmS
 # ---- laplace propagation: EP on factors of several rows, with the full Hessian of each ----
 
 
-def fit_minibatches(problem: Problem, state: Any, sites: Sites, tick: Tick) -> Counts:
+def fit_minibatches(problem: Problem, state: State | Working, sites: Sites, tick: Tick) -> Counts:
     """Fit minibatches in turn, or all of them from this posterior. Sites are updated in place."""
     n, d = problem.shape
     size = min(problem.batch_size or 1, n)
@@ -269,6 +272,7 @@ class LaplaceEngine(EPEngine[Working, State, None]):
     """
 
     problem: Problem
+    tasks: Tasks[Update]
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Full(problem))
@@ -289,6 +293,7 @@ class LaplaceEngine(EPEngine[Working, State, None]):
         ]
         updates = self.tasks.together(calls, [len(part) for part in parts], tick)
         for take, update in zip(takes, updates, strict=True):
+            assert isinstance(update.rows, Sites)
             families.put(sites, take, update.rows)
         return Visited(Counts(sum(u.refused for u in updates), sum(u.failed for u in updates)))
 
@@ -483,6 +488,7 @@ class SharedEngine(EPEngine[GroupState, State, Ending]):
     accelerates = True
     tilted: TiltedMoments
     form: Tied
+    tasks: Tasks[Update]
 
     def __init__(self, problem: Problem, form: Tied | None = None) -> None:
         form = Tied(problem) if form is None else form
@@ -490,9 +496,9 @@ class SharedEngine(EPEngine[GroupState, State, Ending]):
         self.n_sites, self.tilted, self.tasks = sum(form.counts), problem.tilted(), Tasks[Update]()
         schedule, count = self.schedule, form.batch_count()
         #: the schedule of the last sweeps, or None if all sweeps are alike
-        self.whole: Any = None
-        kind: type[Any] = type(schedule)
-        own_batches = kind.batches is not SharedSites.batches
+        self.whole: FilledSchedule | None = None
+        assert isinstance(schedule, SharedSites)
+        own_batches = type(schedule).batches is not SharedSites.batches
         if schedule.tol > 0.0 and not own_batches and count > len(form.sizes):
             self.whole = schedule.filled()
             object.__setattr__(self.whole, "batch", None)
@@ -502,10 +508,10 @@ class SharedEngine(EPEngine[GroupState, State, Ending]):
         near = Ending(None if self.whole is None else DAMPING, True)
         return state._replace(memory=Ending() if is_flat else near)
 
-    def phase(self, state: GroupState) -> tuple[Any, float]:
+    def phase(self, state: GroupState) -> tuple[FilledSchedule, float]:
         """The schedule of the next sweep, and its damping."""
         damping = None if state.memory is None else state.memory.damping
-        if damping is None:
+        if damping is None or self.whole is None:
             return self.schedule, self.schedule.damping
         return self.whole, min(damping, self.schedule.damping)
 
@@ -606,8 +612,8 @@ class Shards(Full[ShardMemory]):
         rows = map(neighbours, _members(of_rows))
         self.shards = [shard_of(problem, take, schedule.inner) for take in rows]
 
-    def prior(self) -> Any:
-        return self.rebuild(self._start_of_run(None), self.problem.base.sweeps)
+    def prior(self) -> ShardState:
+        return proper(self.rebuild(self._start_of_run(None), self.problem.base.sweeps))
 
     def checked_start(self, start: Start) -> list[ShardSite]:
         if self.problem.schedule.inner.stores == "none":
@@ -653,7 +659,7 @@ class Shards(Full[ShardMemory]):
             rows = damped_rows(old_rows if isinstance(old_rows, Sites) else None, rows, share)
         return ShardSite(site, rows)
 
-    def rebuild(self, sites: Any, sweeps: int) -> ShardState | None:
+    def rebuild(self, sites: Changing, sweeps: int) -> ShardState | None:
         """Base times the sites of the shards, in their order. None if improper. O(K d^2 + d^3)."""
         base, parts = self.problem.base, zip(*(part.site for part in sites), strict=True)
         precision, shift, scale = (np.sum(numbers, axis=0) for numbers in parts)
@@ -674,6 +680,7 @@ class ShardEngine(EPEngine[ShardState, State, ShardMemory]):
 
     problem: Problem
     form: Shards
+    tasks: Tasks[Update]
 
     def __init__(self, problem: Problem, form: Shards | None = None) -> None:
         super().__init__(problem, form or Shards(problem))

@@ -31,7 +31,7 @@ from epfast.inference.learning import derivatives_by_loss
 from epfast.inference.records import check_proper
 from epfast.inference.runtime import cached_property
 from epfast.losses import Loss, Prior, SpikeAndSlab
-from epfast.schedules import EP, Schedule
+from epfast.schedules import EP, FilledSchedule, Schedule
 
 #: damping of the sites of rows in automatic order, with fewer rows than weights: these and the
 #: sites of the weights answer each other
@@ -483,7 +483,7 @@ class ShrunkPosterior(FullPosterior):
         return self._remembered(check)
 
     def with_checked_rows(
-        self, data: Data, schedule: Schedule | None, warn: Warn = warn_of
+        self, data: Data, schedule: Schedule | FilledSchedule | None, warn: Warn = warn_of
     ) -> NoReturn:
         """Refused: the sites of the prior would have to move."""
         raise ValueError(

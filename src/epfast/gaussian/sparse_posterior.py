@@ -14,7 +14,7 @@ from epfast import families
 from epfast._arrays import Array, Matrix
 from epfast.gaussian.checking import BETTER_UP_TO, SiteProposal, closest_gaussian
 from epfast.gaussian.forms.kernel import GPState
-from epfast.gaussian.forms.sparse import Sparse, SparseState
+from epfast.gaussian.forms.sparse import Sparse, SparseResult
 from epfast.gaussian.linear_posterior import FullPosterior, finite
 from epfast.gaussian.online import Warn
 from epfast.gaussian.prior import SparsePrior
@@ -24,7 +24,7 @@ from epfast.gaussian.sparse import Moments, SparseDesign, as_csr, latent
 from epfast.gaussian.state import in_memory
 from epfast.inference import Sites, warn_of
 from epfast.inference.runtime import cached_property
-from epfast.schedules import Schedule
+from epfast.schedules import FilledSchedule, Schedule
 
 INSTEAD = "ask for variance, covariances_of(columns), predict_latent(X, joint=True) or sample(size)"
 
@@ -38,7 +38,7 @@ class SparsePosterior(FullPosterior):
     asks for it.
     """
 
-    state: SparseState
+    state: SparseResult
     kind: ClassVar[str] = "sparse"
 
     sweeps = property(attrgetter("state.sweeps"))
@@ -174,7 +174,7 @@ class SparsePosterior(FullPosterior):
         return replace(post, problem=on_pattern(post.problem))
 
     def with_checked_rows(
-        self, data: Data, schedule: Schedule | None, warn: Warn = warn_of
+        self, data: Data, schedule: Schedule | FilledSchedule | None, warn: Warn = warn_of
     ) -> FullPosterior:
         raise ValueError(
             "the posterior has a sparse precision, whose pattern is that of its rows; allowed: "
@@ -184,9 +184,11 @@ class SparsePosterior(FullPosterior):
 
     def _of_rest(
         self, problem: Problem, removal: NDArray[np.bool_], rest: Problem
-    ) -> SparseState | None:
+    ) -> SparseResult | None:
         sites = families.select(self.state.sites, ~removal)
-        return Sparse(on_pattern(rest)).rebuild(sites, self.n_sweeps)
+        form = Sparse(on_pattern(rest))
+        state = form.rebuild(sites, self.n_sweeps)
+        return None if state is None else form.result(state)
 
 
 def on_pattern(problem: Problem) -> Problem:

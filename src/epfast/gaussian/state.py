@@ -47,6 +47,10 @@ class State(NamedTuple):
 # ---- matrices ----
 
 
+#: where there is none
+NO_STATE = State(np.empty(0), np.empty(0), None, 0.0, 0)
+
+
 def in_memory(name: str, d: int, instead: str) -> None:
     """Refuse a d x d matrix that is too large."""
     if 8 * d * d > MOST_BYTES:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import starmap
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,21 +20,22 @@ from epfast import _checks, losses, schemes
 from epfast._arrays import Array, Indices, Matrix
 from epfast.gaussian import notes
 from epfast.gaussian.double_loop import DescentEngine
-from epfast.gaussian.engine import flat
+from epfast.gaussian.engine import AnyEngine, EPEngine, flat
+from epfast.gaussian.forms import stack
 from epfast.gaussian.forms.diagonal import DiagonalEngine, DiagonalPass
 from epfast.gaussian.forms.kernel import Dual, GPState, ProcessEngine
 from epfast.gaussian.forms.nearest import NearestEngine
-from epfast.gaussian.forms.nested import NestedEngine, takes
+from epfast.gaussian.forms.nested import NestedEngine
 from epfast.gaussian.forms.sparse import SparseEngine
 from epfast.gaussian.forms.stack import LatentEngine
-from epfast.gaussian.forms.weights import WeightEngine
+from epfast.gaussian.forms.weights import EndState, WeightEngine
 from epfast.gaussian.orders import RowEngine
 from epfast.gaussian.passes import PassEngine
 from epfast.gaussian.prior import CenteredPrior, KernelPrior, PerWeightPrior, WeightPrior
 from epfast.gaussian.problem import Problem, RowsOrProcess
 from epfast.gaussian.rows import Data, Stream
 from epfast.gaussian.shards import LaplaceEngine, ShardEngine, SharedEngine
-from epfast.inference import Engine
+from epfast.gaussian.state import NO_STATE, State
 from epfast.losses import Loss
 from epfast.losses.names import LossGiven
 from epfast.schedules import DEP, EP, FilledSchedule, Schedule
@@ -62,8 +63,6 @@ class Request:
     options: Options = field(default_factory=dict)
 
 
-#: of a process
-NO_BASE: Any = None
 #: of one whose kernel is yet to come
 NO_KERNEL = KernelPrior()
 
@@ -96,7 +95,7 @@ class Choices(NamedTuple):
             self.batch_size,
             posterior,
             prior,
-            NO_BASE if isinstance(prior, KernelPrior) else prior.state,
+            NO_STATE if isinstance(prior, KernelPrior) else prior.state,
             names,
         )
         problem.check_weights()
@@ -118,11 +117,15 @@ SCHEDULES = {
 SCHEDULE_NUMBERS = ("damping", "power", "site_rule", "block", "warm_up")
 
 
+#: makes the engine of a problem. What it takes beside that differs
+MakesEngine: TypeAlias = Callable[..., AnyEngine | DescentEngine]  # type: ignore[explicit-any]
+
+
 class Combination(NamedTuple):
     """A row of a table."""
 
     #: ``engine(problem)``
-    engine: Callable[[Any], Any]
+    engine: MakesEngine
     #: extra arguments, beyond those of all engines
     takes: frozenset[str]
     #: True if the site of a factor is stored as numbers per row, which only an expansion gives
@@ -158,13 +161,15 @@ def words(key: Key) -> str:
     return f"posterior={posterior!r}, {size}, {SCHEDULES[stores]}"
 
 
-def _row(engine: Callable[[Any], Any], takes: str, **only: bool) -> Combination:
+def _row(engine: MakesEngine, takes: str, **only: bool) -> Combination:
     return Combination(engine, frozenset(takes.split(", ")), **only)
 
 
-def of_latents(problem: Problem) -> LatentEngine | NestedEngine:
+def of_latents(
+    problem: Problem,
+) -> LatentEngine[stack.StackState, State, stack.StackState] | NestedEngine:
     """The engine of several latents per row: a product over them, or one Gaussian."""
-    return (NestedEngine if problem.loss.correlated else LatentEngine)(problem)
+    return NestedEngine(problem) if problem.loss.correlated else stack.of_rows(problem)
 
 
 def of_rows(problem: Problem) -> RowEngine | ProcessEngine | WeightEngine:
@@ -212,7 +217,7 @@ ENGINES: Table = {
     ("process", "row", "factor"): _row(
         ProcessEngine, f"weights, damping, power, block, scheme='relaxed', {ORDERS}"
     ),
-    ("process", "latents", "factor"): _row(LatentEngine, f"damping, {ORDERS}"),
+    ("process", "latents", "factor"): _row(stack.of_values, f"damping, {ORDERS}"),
     ("process", "row", "descent"): _row(DescentEngine, "power", by_integrals=True),
     ("nearest", "row", "factor"): _row(
         NearestEngine, f"weights, damping, power, {ORDERS}", by_integrals=True, log_concave=True
@@ -224,23 +229,23 @@ OF_PROCESSES, OF_ROWS = (
 )
 
 
-def engine_of(problem: RowsOrProcess, **settings: bool) -> Engine[Any, Any, Any]:
+def engine_of(problem: RowsOrProcess, **settings: bool) -> AnyEngine:
     """The engine of a legal problem."""
     factor = "row" if problem.batch_size is None else "minibatch"
     factor = "latents" if problem.loss.latents != 1 else factor
     form = "full" if problem.is_full else problem.posterior
-    engine: Engine[Any, Any, Any] = ENGINES[form, factor, problem.schedule.stores].engine(
-        problem, **settings
-    )
+    engine = ENGINES[form, factor, problem.schedule.stores].engine(problem, **settings)
+    assert isinstance(engine, EPEngine)
     return engine
 
 
-def at_start(problem: RowsOrProcess) -> Any:
+def at_start(problem: RowsOrProcess) -> EndState:
     """The state before the first sweep without a start: the prior and flat sites."""
     if isinstance(problem.prior, CenteredPrior):
         return GPState(flat(problem.shape[0]), 0, None)
-    engine: Any = engine_of(problem)
-    return engine.finish(engine.init(None), True)
+    engine = engine_of(problem)
+    state: EndState = engine.finish(engine.init(None), True)
+    return state
 
 
 # ---- who is refused ----
@@ -396,8 +401,6 @@ def _not_taken(one: Asked, key: Key, table: Table) -> str:
 
 
 DEFAULT_SCHEDULE, EXACT = EP(), schemes.Exact()
-#: bytes of the matrices of a fit of several latents, all together, and how many (C, d, d) it has
-MOST_BYTES, MATRICES = 16 << 30, 8
 #: copies of a row that a weight makes, on average at most: 300 rows take .02, .06 and .43 s with
 #: weights of 1, 10 and 100
 MOST_COPIES = 100
@@ -529,30 +532,3 @@ def copies(loss: losses.Loss, weights: Array, name: str = "weights") -> Indices:
             "against the rest, takes any weights"
         )
     return np.repeat(np.arange(len(weights)), weights.astype(np.intp))
-
-
-def filled(
-    loss: losses.LatentLoss, y: Any, d: int, schedule: Any, start: Any = None
-) -> losses.LatentLoss:
-    """The loss with numbers in place of None: as y and d weights per latent, or the start, say.
-
-    Refuses fits whose matrices would not fit in memory.
-    """
-    if start is not None:
-        complete = loss.filled(start.n_latents, start.problem.loss.correlated)
-    else:
-        filled = loss.filled(loss.latents_in(y), None)
-        complete = filled.filled(filled.latents, takes(schedule) and filled.with_correlations(d))
-    if start is not None and start.problem.loss.correlated != complete.correlated:
-        kind = "JointPosterior" if complete.correlated else "LatentPosterior"
-        raise TypeError(
-            f"start is {_checks.describe(start)}; allowed with {loss!r}: a {kind} or None"
-        )
-    size = 8 * MATRICES * complete.latents * d * d
-    if size > MOST_BYTES:
-        raise ValueError(
-            f"X has {d} columns: {complete.latents} covariances take {size:.3g} bytes in all; "
-            f"allowed: {MOST_BYTES:.3g}, with fewer columns, or a fit per class (one against the "
-            "rest) with posterior='factorized'"
-        )
-    return complete

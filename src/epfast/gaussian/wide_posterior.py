@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from epfast.gaussian import online
 from epfast.gaussian.checking import SiteProposal, closest_gaussian
 from epfast.gaussian.engine import Full, plain, proper
 from epfast.gaussian.forms.kernel import Dual, GPState, ProcessEngine, log_evidence
+from epfast.gaussian.forms.weights import EndState
 from epfast.gaussian.linear_posterior import FullPosterior, finite
 from epfast.gaussian.online import Warn
 from epfast.gaussian.posterior import Fields
@@ -27,7 +28,7 @@ from epfast.gaussian.state import in_memory, raised_factors, raised_sites
 from epfast.gaussian.table import is_wide
 from epfast.inference import Fit, Sites, warn_of
 from epfast.inference.runtime import cached_property
-from epfast.schedules import Schedule
+from epfast.schedules import FilledSchedule, Schedule
 
 #: largest number of rows for which a check looks for a better Gaussian: O(n^3) per step
 CLOSEST_UP_TO = 1500
@@ -230,14 +231,15 @@ class WidePosterior(KernelPosterior, FullPosterior):
         state = proper(Full(problem).rebuild(self.state.sites, self.state.sweeps))
         return FullPosterior(plain(state), problem, self.converged, self.history)
 
-    def with_more_rows(self, fit: Fit[Any], problem: Problem) -> FullPosterior:
+    def with_more_rows(self, fit: Fit[EndState], problem: Problem) -> FullPosterior:
         """The posterior of more rows, in the form that suits their number."""
+        assert isinstance(fit.state, GPState)
         state, prior = GPState(fit.state.sites, fit.state.sweeps, None), self._prior.of_other_rows()
         post = WidePosterior(state, problem._replace(prior=prior), fit.converged, fit.history)
         return post if is_wide(*problem.data.X.shape) else post.in_d_by_d()
 
     def with_checked_rows(
-        self, data: Data, schedule: Schedule | None, warn: Warn = warn_of
+        self, data: Data, schedule: Schedule | FilledSchedule | None, warn: Warn = warn_of
     ) -> FullPosterior:
         """As that of a :class:`~epfast.FullPosterior`; in the d x d form for many rows."""
         if not is_wide(self.problem.shape[0] + data.X.shape[0], self.shift.size):

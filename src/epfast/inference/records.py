@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from epfast._arrays import Array
+from epfast.schedules import FilledSchedule
 
 if TYPE_CHECKING:
     from epfast.inference.certificates import Check
+
+
+#: what a user is given of a fit, a state or a posterior, of the class that its door documents
+OfFit: TypeAlias = Any  # type: ignore[explicit-any]
 
 
 class Sites(NamedTuple):
@@ -94,7 +99,7 @@ class SweepInfo(NamedTuple):
 class Callback(Protocol):
     """What is called after each sweep. A true answer ends the fit."""
 
-    def __call__(self, info: SweepInfo, state: Any, /) -> Any: ...
+    def __call__(self, info: SweepInfo, state: OfFit, /) -> bool | None: ...
 
 
 class ConvergenceWarning(UserWarning):
@@ -125,7 +130,7 @@ def warn_user(text: str | Warning, category: type[Warning] | None = None) -> Non
 class PartOfSweep(KeyboardInterrupt):
     """Ctrl-C in a sweep whose parts count: ``state`` is that after the last of them."""
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: OfFit) -> None:
         super().__init__()
         self.state = state
 
@@ -142,7 +147,7 @@ class Interrupted(KeyboardInterrupt):
     Of an estimator it is None where no sweep was at work.
     """
 
-    def __init__(self, posterior: Any) -> None:
+    def __init__(self, posterior: OfFit) -> None:
         kept = "" if posterior is None else ". The attribute posterior is that of the sweeps so far"
         super().__init__(f"interrupted{kept}")
         self.posterior = posterior
@@ -155,7 +160,7 @@ class ExecutorFailed(RuntimeError):  # noqa: N818 (named as Interrupted is)
     lost has not changed it. Resume from it by ``start=``, on another executor.
     """
 
-    def __init__(self, message: str, posterior: Any = None) -> None:
+    def __init__(self, message: str, posterior: OfFit = None) -> None:
         super().__init__(message)
         self.posterior = posterior
 
@@ -163,8 +168,8 @@ class ExecutorFailed(RuntimeError):  # noqa: N818 (named as Interrupted is)
 class Recorded:
     """The record of a fit. A subclass has ``state`` and ``problem``."""
 
-    state: Any
-    problem: Any
+    state: OfFit
+    problem: OfFit
     converged: bool
     history: list[SweepInfo]
     #: the result of the last ``check()``, or None before the first
@@ -176,8 +181,9 @@ class Recorded:
         return check
 
     @property
-    def schedule(self) -> Any:
-        return self.problem.schedule
+    def schedule(self) -> FilledSchedule:
+        schedule: FilledSchedule = self.problem.schedule
+        return schedule
 
     @property
     def n_sweeps(self) -> int:

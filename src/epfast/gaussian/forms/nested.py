@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -260,7 +260,7 @@ class Joint(Full[NestedMemory]):
             b = b - pulled
         return W, b, total
 
-    def marginals(self, state: Any, numbers: NDArray[np.intp]) -> tuple[Array, Array]:
+    def marginals(self, state: NestedState, numbers: NDArray[np.intp]) -> tuple[Array, Array]:
         """Mean and covariance of the differences of some rows."""
         X = self.problem.data.X[numbers]
         h, S = latents_of_rows(X, state.mean, state.covariance, self.count)

@@ -75,9 +75,11 @@ def paced(pace: Pace, old: Sites, sites: Sites, h: Array, s: Array) -> Pace:
 
 
 SparseState = GPState[Moments, Pace, Array]
+#: the same as a posterior has it
+SparseResult = GPState[Moments, None, Array]
 
 
-class Sparse(Form[SparseState, SparseState]):
+class Sparse(Form[SparseState, SparseResult]):
     """Prior times a scalar site per row, by a sparse precision."""
 
     def __init__(self, problem: Problem) -> None:
@@ -127,11 +129,11 @@ class Sparse(Form[SparseState, SparseState]):
         """EP's log p(y), with all constants."""
         return float(self.problem.base.log_scale + self.prior_norm + state.moments.log_mass)
 
-    def result(self, state: SparseState) -> SparseState:
+    def result(self, state: SparseState) -> SparseResult:
         return GPState(state.sites, state.sweeps, state.moments._replace(inverse=None))
 
 
-class SparseEngine(EPEngine[SparseState, SparseState, Pace]):
+class SparseEngine(EPEngine[SparseState, SparseResult, Pace]):
     """EP with a site per row, all of them from one posterior."""
 
     problem: Problem

@@ -15,8 +15,8 @@ process are those of the identity, and P0 is K^-1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,17 @@ from epfast._core.latents import LatentSites
 from epfast._core.row_sweeps import add_sites, marginals
 from epfast._core.rows import Rows
 from epfast.gaussian.accelerate import cavities, conjugate_gradients
-from epfast.gaussian.engine import EPEngine, Form, Full, Visited, Working, carry_memory, gaussian
+from epfast.gaussian.engine import (
+    EPEngine,
+    Form,
+    Full,
+    StateOfForm,
+    Visited,
+    Working,
+    carry_memory,
+    gaussian,
+    proper,
+)
 from epfast.gaussian.forms.kernel import GPState, Kernel, ValueMoments
 from epfast.gaussian.forms.nested import times
 from epfast.gaussian.orders import ChunkMemory, chunk_size, is_for_chunks, visits_in_chunks
@@ -35,6 +45,7 @@ from epfast.gaussian.problem import Problem, RowsOrProcess, is_process
 from epfast.gaussian.state import State, inverse_of
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
+from epfast.losses import LatentLoss
 
 #: largest number of curvatures, (C, C) for each row, for steps on the means
 MOST_CURVATURES = 1 << 25
@@ -60,8 +71,61 @@ def by_latent(sites: Sites) -> Sites:
 
 StackState = Working[ChunkMemory]
 
+#: a state between two sweeps, one as a posterior has it, and the Gaussian of one latent
+S = TypeVar("S", bound=StateOfForm)
+E = TypeVar("E", covariant=True)
+G = TypeVar("G", StackState, ValueMoments)
 
-class Stack(Full[ChunkMemory]):
+
+class LatentForm(Form[S, E], Generic[S, E, G]):
+    """What visits of rows, or values, with several latents ask of their posterior."""
+
+    order: int
+
+    def is_for_parts(self, steps: bool) -> bool:
+        """Whether parts are the automatic order; steps: sweeps begin with one on the means."""
+        raise NotImplementedError
+
+    def rows(self, visits: Order) -> Iterator[tuple[Rows, NDArray[np.intp], Piece]]:
+        """The rows, their numbers and their places among the visits, piece by piece."""
+        raise NotImplementedError
+
+    def each(self, state: S) -> Sequence[G]:
+        """The Gaussian of each latent."""
+        raise NotImplementedError
+
+    def moments_at(self, latents: Sequence[G], visits: Order) -> tuple[Array, Array]:
+        """Means and variances of the latents of rows, (C, q) each."""
+        raise NotImplementedError
+
+    def moved(
+        self, latents: Sequence[G], visits: Order, tau: Array, nu: Array
+    ) -> Sequence[G] | None:
+        """The Gaussians after moves (C, q) of the sites of rows. None: one is improper."""
+        raise NotImplementedError
+
+    def covariances(self, state: S) -> Array:
+        """Those of the latents, in an array of their own, (C, d, d)."""
+        raise NotImplementedError
+
+    def summed(self, values: Array) -> Array:
+        """Σ_i x_i b_ik, (C, d), of numbers b (n, C)."""
+        raise NotImplementedError
+
+    def spread(self, z: Array) -> Array:
+        """x_i.z_k, (n, C), of weights z (C, d)."""
+        raise NotImplementedError
+
+    def nearly(self, state: S, covariance: Array) -> Nearly:
+        """See :func:`conjugate_gradients`."""
+        raise NotImplementedError
+
+    def shifted(self, state: S, sites: Sites, covariance: Array) -> S:
+        """The state after other shifts of its sites."""
+        raise NotImplementedError
+
+
+class Stack(Full[ChunkMemory], LatentForm[StackState, State, StackState]):
     """A Gaussian of order d per latent, independent of each other: sites of (n, C) numbers."""
 
     def __init__(self, problem: Problem) -> None:
@@ -90,12 +154,11 @@ class Stack(Full[ChunkMemory]):
         return Working(*state, covariance, mean, sum(part.log_norm for part in parts), root)
 
     def is_for_parts(self, steps: bool) -> bool:
-        """Whether parts are the automatic order."""
+        """If matrices are large, or rows many."""
         wide = self.problem.loss.log_concave and self.order > BY_ROWS_UP_TO
         return bool(wide or is_for_chunks(self.problem))
 
     def rows(self, visits: Order) -> Iterator[tuple[Rows, NDArray[np.intp], Piece]]:
-        """The rows, their numbers and their places among the visits, piece by piece."""
         first = 0
         for part in self.problem.parts(visits):
             numbers = self.numbers[part.which]
@@ -103,13 +166,12 @@ class Stack(Full[ChunkMemory]):
             first += len(numbers)
 
     def each(self, state: StackState) -> list[StackState]:
-        """The Gaussian of each latent."""
         names = "precision", "shift", "covariance", "mean", "root"
         arrays = zip(*(getattr(state, name) for name in names), strict=True)
         return [state._replace(**dict(zip(names, own, strict=True))) for own in arrays]
 
-    def moments_at(self, latents: list[StackState], visits: Order) -> tuple[Array, Array]:
-        """Means and variances of the latents of rows, (C, q) each. O(C q d^2)."""
+    def moments_at(self, latents: Sequence[StackState], visits: Order) -> tuple[Array, Array]:
+        """O(C q d^2)."""
         h, s = np.empty((2, self.latents, len(visits)))
         for rows, _, places in self.rows(visits):
             for k, now in enumerate(latents):
@@ -118,12 +180,9 @@ class Stack(Full[ChunkMemory]):
         return h, s
 
     def moved(
-        self, latents: list[StackState], visits: Order, tau: Array, nu: Array
+        self, latents: Sequence[StackState], visits: Order, tau: Array, nu: Array
     ) -> list[StackState] | None:
-        """The Gaussians after moves (C, q) of the sites of rows. None: one is improper.
-
-        O(C (q d^2 + d^3)).
-        """
+        """O(C (q d^2 + d^3))."""
         sums = [(now.precision.copy(), now.shift.copy()) for now in latents]
         for rows, _, places in self.rows(visits):
             for k, (precision, shift) in enumerate(sums):
@@ -137,23 +196,17 @@ class Stack(Full[ChunkMemory]):
         return gaussians
 
     def covariances(self, state: StackState) -> Array:
-        """Those of the latents, in an array of their own, (C, d, d)."""
         covariance: Array = state.covariance.copy()
         return covariance
 
     def summed(self, values: Array) -> Array:
-        """Σ_i x_i b_ik, (C, d), of numbers b (n, C)."""
         return np.asarray(self.problem.data.X.T @ values).T
 
     def spread(self, z: Array) -> Array:
-        """x_i.z_k, (n, C), of weights z (C, d)."""
         return np.asarray(self.problem.data.X @ z.T)
 
     def nearly(self, state: StackState, covariance: Array) -> Nearly:
-        """See :func:`conjugate_gradients`.
-
-        Each latent is solved for by its covariance, what all have in common by the prior's.
-        """
+        """Each latent is solved for by its covariance, what all have in common by the prior's."""
         prior = self.problem.prior.precision
         prior_covariance = inverse_of(prior)
 
@@ -164,7 +217,6 @@ class Stack(Full[ChunkMemory]):
         return solve
 
     def shifted(self, state: StackState, sites: Sites, covariance: Array) -> StackState:
-        """The state after other shifts of its sites."""
         shift = self.problem.prior.shift + self.summed(sites.shift)
         return state._replace(sites=sites, shift=shift, mean=times(covariance, shift))
 
@@ -188,7 +240,7 @@ LatentState = GPState[tuple[ValueMoments, ...], ChunkMemory, tuple[Array, ...]]
 LatentResult = GPState[tuple[ValueMoments, ...], None, tuple[Array, ...]]
 
 
-class Kernels(Form[LatentState, LatentResult]):
+class Kernels(LatentForm[LatentState, LatentResult, ValueMoments]):
     """The form of q with a matrix of order n per latent, in the array of its kernel."""
 
     def __init__(self, problem: Problem[KernelPrior]) -> None:
@@ -241,11 +293,9 @@ class Kernels(Form[LatentState, LatentResult]):
         yield Rows(np.eye(self.order)[numbers]), numbers, slice(None)
 
     def each(self, state: LatentState) -> tuple[ValueMoments, ...]:
-        """The moments of each latent."""
         return state.moments
 
-    def moments_at(self, latents: tuple[ValueMoments, ...], visits: Order) -> tuple[Array, Array]:
-        """Means and variances of values, (C, q) each."""
+    def moments_at(self, latents: Sequence[ValueMoments], visits: Order) -> tuple[Array, Array]:
         h, s = (
             np.stack([getattr(part, name)[visits] for part in latents])
             for name in ("mean", "variance")
@@ -253,7 +303,6 @@ class Kernels(Form[LatentState, LatentResult]):
         return h, s
 
     def covariances(self, state: LatentState) -> Array:
-        """Those of the latents, in an array of their own, (C, n, n)."""
         covariance = np.empty((len(self.forms), self.order, self.order))
         for k, form in enumerate(self.forms):
             covariance[k] = symmetric_from_upper(form.matrix.array)
@@ -266,7 +315,7 @@ class Kernels(Form[LatentState, LatentResult]):
         return z.T
 
     def nearly(self, state: LatentState, covariance: Array) -> Nearly:
-        """See :func:`conjugate_gradients`. K is not inverted.
+        """K is not inverted.
 
         Each latent is solved for by its covariance, of which K^-1 times that is known; what all
         have in common by K, where that is the same for all.
@@ -284,30 +333,30 @@ class Kernels(Form[LatentState, LatentResult]):
         return solve
 
     def shifted(self, state: LatentState, sites: Sites, covariance: Array) -> LatentState:
-        """The state after other shifts of its sites. O(C n^2)."""
+        """O(C n^2)."""
         mean = times(covariance, sites.shift.T)
         moments = [part._replace(mean=m) for part, m in zip(state.moments, mean, strict=True)]
         return state._replace(sites=sites, moments=tuple(moments))
 
 
-class LatentEngine(EPEngine[Any, State | LatentResult, ChunkMemory]):
+class LatentEngine(EPEngine[S, E, ChunkMemory], Generic[S, E, G]):
     """EP on several latents, after a step on all means where that may be."""
 
     accelerates = True
-    #: of rows or of a process, whose states differ
-    form: Any
+    form: LatentForm[S, E, G]
 
-    def __init__(self, problem: RowsOrProcess) -> None:
-        super().__init__(problem, Kernels(problem) if is_process(problem) else Stack(problem))
-        loss: Any = problem.loss
+    def __init__(self, problem: RowsOrProcess, form: LatentForm[S, E, G]) -> None:
+        super().__init__(problem, form)
+        loss = problem.loss
+        assert isinstance(loss, LatentLoss)
         schedule, order = problem.schedule, problem.schedule.order
         self.moments = loss.latent_moments()
-        self.core = LatentSites(self.moments, schedule.damping, self.form.order)
+        self.core = LatentSites(self.moments, schedule.damping, form.order)
         few = self.n_sites * loss.latents**2 <= MOST_CURVATURES
         undamped = schedule.tol > 0.0 and schedule.damping == 1.0
         self.steps = bool(order == "auto" and undamped and loss.log_concave and few)
         if order == "auto":
-            many = schedule.is_automatic and self.form.is_for_parts(self.steps)
+            many = schedule.is_automatic and form.is_for_parts(self.steps)
             order = "chunked" if schedule.block is not None or many else "sequential"
         if schedule.block is not None and order != "chunked":
             raise ValueError(
@@ -318,20 +367,23 @@ class LatentEngine(EPEngine[Any, State | LatentResult, ChunkMemory]):
         self.at_once = is_process(problem) or order == "parallel"
         # a posterior of the sites so far is cheap then
         self.in_turn = not is_process(problem)
-        if isinstance(self.form, Kernels):
-            self.pool = self.form.forms[0].matrix.pool
+        if isinstance(form, Kernels):
+            self.pool = form.forms[0].matrix.pool
 
-    def start_of_run(self, state: Any, is_flat: bool) -> Any:
+    def start_of_run(self, state: S, is_flat: bool) -> S:
         size = self.n_sites if self.at_once else chunk_size(self.problem)
         return state._replace(memory=ChunkMemory(size, is_flat))
 
-    def pre_step(self, state: Any) -> Any:
+    def pre_step(self, state: S) -> S:
         """The state after a Newton step on all means. O(C n d^2)."""
+        assert isinstance(state.memory, ChunkMemory)
+        assert state.sites is not None
         if state.memory.flat:
             return state
         form, sites, covariance = self.form, state.sites, self.form.covariances(state)
-        h, s = (part.T for part in form.moments_at(form.each(state), range(self.n_sites)))
-        around = cavities(sites, h, s)
+        mean, variance = form.moments_at(form.each(state), range(self.n_sites))
+        h: Array = mean.T
+        around = cavities(sites, h, variance.T)
         if around is None:
             return state
         m, v = map(np.ascontiguousarray, around)
@@ -351,8 +403,9 @@ class LatentEngine(EPEngine[Any, State | LatentResult, ChunkMemory]):
             return state
         return form.shifted(state, sites._replace(shift=shifts), covariance)
 
-    def visit(self, state: Any, sites: Sites, tick: Tick) -> Visited[Any, ChunkMemory]:
+    def visit(self, state: S, sites: Sites, tick: Tick) -> Visited[S, ChunkMemory]:
         own, refused_before, swept_moments = by_latent(sites), self.core.n_refused, None
+        assert isinstance(state.memory, ChunkMemory)
         few = self.schedule.order == "auto" and self.schedule.block is None
         few = few and self.n_sites <= SEQUENTIAL_UP_TO
         try:
@@ -366,18 +419,19 @@ class LatentEngine(EPEngine[Any, State | LatentResult, ChunkMemory]):
         return Visited(counts, swept_moments=swept_moments)
 
     def accelerate(
-        self, old: Any, new: Any, visited: Visited[Any, ChunkMemory], moved: float
-    ) -> tuple[Any, Visited[Any, ChunkMemory]]:
+        self, old: S, new: S, visited: Visited[S, ChunkMemory], moved: float
+    ) -> tuple[S, Visited[S, ChunkMemory]]:
         """The state with what the next sweep goes by."""
         fixed = self.at_once or self.schedule.block is not None
+        assert isinstance(old.memory, ChunkMemory)
         return new._replace(memory=old.memory.next(moved, self.n_sites, fixed)), visited
 
-    def refuse_sweep(self, state: Any) -> tuple[Any, Counts]:
+    def refuse_sweep(self, state: S) -> tuple[S, Counts]:
         # the arrays of kernels have other covariances
-        same = self.form.rebuild(state.sites, state.sweeps + 1)
+        same = proper(self.form.rebuild(state.sites, state.sweeps + 1))
         return carry_memory(state, same), Counts(self.n_sites)
 
-    def _in_turn(self, state: Any, own: Sites, tick: Tick) -> Summary:
+    def _in_turn(self, state: S, own: Sites, tick: Tick) -> Summary:
         """Rows one after the other. What they leave: mean and variance."""
         covariance = self.form.covariances(state)
         mean = np.stack([part.mean for part in self.form.each(state)])
@@ -387,8 +441,9 @@ class LatentEngine(EPEngine[Any, State | LatentResult, ChunkMemory]):
             tick(len(numbers))
         return Summary(mean.ravel(), covariance.diagonal(0, 1, 2).ravel())
 
-    def _in_parts(self, state: Any, own: Sites, tick: Tick) -> None:
+    def _in_parts(self, state: S, own: Sites, tick: Tick) -> None:
         """Rows in parts, each from the posterior of the last, in smaller ones if it is improper."""
+        assert isinstance(state.memory, ChunkMemory)
         n, core, size, first = self.n_sites, self.core, state.memory.size, 0
         visits, now = visits_in_chunks(self.problem, state.sweeps, None), self.form.each(state)
         while first < n:
@@ -397,7 +452,8 @@ class LatentEngine(EPEngine[Any, State | LatentResult, ChunkMemory]):
             new, scale = np.empty((len(own.shift), 2, len(part))), np.empty(len(part))
             h, s = self.form.moments_at(now, part)
             core.fit(h, s, self.problem.data.y, numbers, *own, new, scale)
-            updated, lost = now, core.n_refused > refused_before
+            updated: Sequence[G] | None = now
+            lost = core.n_refused > refused_before
             if first + len(part) < n:  # what the last ones make is built of all sites
                 moves = new[:, 0] - own.precision[:, numbers], new[:, 1] - own.shift[:, numbers]
                 updated = self.form.moved(now, part, *moves)
@@ -412,3 +468,15 @@ class LatentEngine(EPEngine[Any, State | LatentResult, ChunkMemory]):
                 own.precision[:, numbers], own.shift[:, numbers] = new[:, 0], new[:, 1]
             tick(len(part))
             first, size = first + len(part), min(2 * size, state.memory.size)
+
+
+def of_rows(problem: Problem) -> LatentEngine[StackState, State, StackState]:
+    """The engine of rows."""
+    return LatentEngine(problem, Stack(problem))
+
+
+def of_values(
+    problem: Problem[KernelPrior],
+) -> LatentEngine[LatentState, LatentResult, ValueMoments]:
+    """The engine of the values of processes."""
+    return LatentEngine(problem, Kernels(problem))

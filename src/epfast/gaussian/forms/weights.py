@@ -101,10 +101,12 @@ KeptState = (
     | ShrunkState
     | GPState[
         ValueMoments | tuple[ValueMoments, ...] | Moments | None,
-        object,
+        None,
         Array | tuple[Array, ...],
     ]
 )
+#: as an engine ends with it: the moments may be at hand
+EndState = KeptState | Working
 
 
 class Memory(NamedTuple):
