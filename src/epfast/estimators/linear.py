@@ -1412,7 +1412,8 @@ class LinearRegressor(LinearModel, LatentRegressor[AnyPosterior]):
         rows, outcomes = self._rows_and_responses(X, y)
         rows, loss = _checks.rows("X", rows), loss_of_numbers(self.loss, outcomes)
         check_sizes(rows, outcomes, loss)
-        note_working(loss)
+        if loss.is_working:
+            note_working(loss)
         weights = None if sample_weight is None else sample_weights(rows, sample_weight)
         if weights is not None and (weights == 1.0).all():
             weights = None
