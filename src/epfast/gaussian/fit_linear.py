@@ -680,9 +680,6 @@ def fit_problem(
     make_engine: makes the engine of the problem. By default that of rows which are here.
     """
 
-    def result(fit: Fit[Any]) -> Result:
-        return posterior_of(problem, fit)
-
     def costs(swept: Swept[Any]) -> tuple[float | None, Array | None]:
         mean = engine.summary(swept.state, evidence=False).mean
         if problem.posterior == "wide":  # of the rows
@@ -705,7 +702,7 @@ def fit_problem(
         return WidePosterior(GPState(*state[:4]), problem, False, [])
 
     schedule, scheme = problem.schedule, problem.scheme
-    fit = None
+    result, fit = partial(posterior_of, problem), None
     try:
         own = problem._replace(data=_kept(problem, callback, progress))
         settings = {"traced": True} if record == "factor" else {}

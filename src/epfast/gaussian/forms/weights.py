@@ -33,6 +33,7 @@ from epfast.gaussian.engine import (
     Visited,
     Visits,
     Working,
+    block_size,
     contraction,
     flat,
     gaussian,
@@ -42,7 +43,6 @@ from epfast.gaussian.forms.kernel import GPState, ValueMoments
 from epfast.gaussian.orders import (
     AtOnce,
     RowMemory,
-    block_size,
     first_memory,
     order_of_rows,
     visits_of,
