@@ -200,7 +200,7 @@ def test_a_number_is_used_or_refused(key, name):
         return
     size = 4 if key[1] == "minibatch" else None
     several = key[1] == "latents"
-    loss = losses.Multiclass(3, correlated=False) if several else "logistic"
+    loss = losses.Multiclass(3, correlated=False) if several else losses.Logistic()
     scheme = "laplace" if key[:2] == ("full", "minibatch") else None
     inner = key[0] == "full" and key[2] == "shard" and name == "block"
     if name not in ENGINES[key].takes and not inner:

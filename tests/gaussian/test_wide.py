@@ -7,7 +7,7 @@ import pytest
 from scipy import sparse
 
 import epfast
-from epfast import EP, FullPosterior, WidePosterior, fit_linear
+from epfast import EP, FullPosterior, WidePosterior, fit_linear, losses
 from epfast.gaussian.fit_linear import fit_problem
 from epfast.gaussian.prior import PriorArguments
 from epfast.gaussian.rows import data_of, gram, mean_of_rows, products, with_ones
@@ -34,7 +34,7 @@ WEIGHTS = np.resize([0.0, 1.0, 2.0, 3.0], N)
 
 def d_by_d(X, y, loss="logistic", schedule=TIGHT, intercept=False, weights=None, **prior):
     """The fit in the d x d form."""
-    chosen = choose(Request(loss, schedule=schedule))
+    chosen = choose(Request(losses.resolve(loss), schedule=schedule))
     names = ("variance", "precision", "covariance", "mean")
     given = (prior.get(f"prior_{name}") for name in names)
     data = data_of(with_ones(X) if intercept else X, y, weights, chosen.loss)

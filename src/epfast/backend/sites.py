@@ -12,7 +12,8 @@ from epfast import _checks, losses, schemes
 from epfast._arrays import Array, Given, Matrix, SparseGiven, entries_of, is_sparse
 from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Rows, Units
-from epfast.gaussian.orders import HALF_FROM, block_size
+from epfast.gaussian.engine import block_size
+from epfast.gaussian.orders import HALF_FROM
 from epfast.losses.names import LossGiven
 from epfast.schemes import Scheme
 

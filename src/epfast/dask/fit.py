@@ -11,7 +11,7 @@ import numpy as np
 from dask.delayed import Delayed
 from numpy.typing import ArrayLike
 
-from epfast import _checks
+from epfast import _checks, losses
 from epfast._arrays import Array
 from epfast.dask.cluster import Workers, client_at_work, workers_of
 from epfast.dask.data import Rows, loads_of, rows_at_door, shards_of, shards_of_passes
@@ -156,7 +156,8 @@ def fit_linear(
     by = "threads" if client is None else client
     tasks = {} if isinstance(schedule, ADF) else {"client": by}
     _checks.choice("posterior", posterior, FORMS)
-    chosen = choose(Request(loss, scheme, posterior, batch_size, schedule, beta, tasks))
+    meant = losses.resolve(loss)
+    chosen = choose(Request(meant, scheme, posterior, batch_size, schedule, beta, tasks))
     note_working(chosen.loss)
     _checks.callback(callback)
     _checks.progress(progress)

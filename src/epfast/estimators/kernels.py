@@ -619,7 +619,10 @@ class BinaryProcess(Process):
     def point_at(
         self, theta: Array, *, gradient: bool = False, checked: bool = False
     ) -> ProcessPoint:
-        """The problem at some hyper-parameters. A check of the kernel matrix is O(n^3 / 3)."""
+        """The problem at some hyper-parameters, for a caller :meth:`at_work`.
+
+        A check of the kernel matrix is O(n^3 / 3).
+        """
         kernel, loss = self.parted(theta, self.process.loss)
         ours = self.process._replace(loss=loss)
         shape = None if checked else Stationary.of(kernel)
@@ -628,8 +631,7 @@ class BinaryProcess(Process):
         K, dK = matrix_of(kernel, self.X, gradient)
         K = _owned(K, self.X, dK)
         if checked:
-            with self.at_work():
-                matrix = checked_kernel(K, True, self.jitter, self.pool)
+            matrix = checked_kernel(K, True, self.jitter, self.pool)
             process = ours._replace(prior=KernelPrior(matrix))
         else:
             K[np.diag_indices(len(K))] += self.jitter
@@ -647,15 +649,13 @@ class BinaryProcess(Process):
     def _shaped(
         self, shape: Stationary, ours: Problem[KernelPrior], gradient: bool
     ) -> ProcessPoint:
-        """As :meth:`at`, from the distances of the rows."""
-        with self.at_work():
-            matrix = shape.matrix(len(self.X), self.distances, self.jitter, self.pool)
+        """As :meth:`point_at`, from the distances of the rows."""
+        matrix = shape.matrix(len(self.X), self.distances, self.jitter, self.pool)
         process = ours._replace(prior=KernelPrior(matrix))
 
         def slope(post: ProcessPosterior) -> Array:
             assert isinstance(post, GPPosterior)
-            with self.at_work():
-                by_kernel = shape.gradient(matrix, post.alpha, self.distances)
+            by_kernel = shape.gradient(matrix, post.alpha, self.distances)
             return self.with_slopes(by_kernel, post)
 
         return ProcessPoint(fits_of(process, gradient), slope)
@@ -737,7 +737,8 @@ class LowRankProcess(Process):
     def _typical_precision(self, theta: Array) -> float:
         """Of the sites, by a fit of some rows."""
         pilot = self.pilot(pilot_rows(len(self.X)))
-        sites = pilot.point_at(theta).fit(pilot.schedule, None).sites
+        with pilot.at_work():
+            sites = pilot.point_at(theta).fit(pilot.schedule, None).sites
         assert sites is not None
         return float(np.mean(np.abs(sites.precision)))
 
@@ -755,15 +756,14 @@ class LowRankProcess(Process):
     def point_at(
         self, theta: Array, *, gradient: bool = False, checked: bool = False
     ) -> ProcessPoint:
-        """The problem at some hyper-parameters."""
+        """The problem at some hyper-parameters, for a caller :meth:`at_work`."""
         del gradient, checked
         kernel, loss = self.parted(theta, self.loss)
-        with self.at_work():
-            if self.pivots is None:
-                factor = self.factor_by(theta)
-            else:
-                columns = columns_of(kernel, self.X, self.pivots)
-                factor = factor_at(columns, self.pivots, kernel.diag(self.X))
+        if self.pivots is None:
+            factor = self.factor_by(theta)
+        else:
+            columns = columns_of(kernel, self.X, self.pivots)
+            factor = factor_at(columns, self.pivots, kernel.diag(self.X))
 
         def fit(
             schedule: Schedule, start: FitStart | None, callback: Callback | None = None
@@ -775,8 +775,7 @@ class LowRankProcess(Process):
 
         def slope(post: ProcessPosterior) -> Array:
             assert isinstance(post, LowRankGPPosterior)
-            with self.at_work():
-                by_kernel = post.log_evidence_gradient(slopes_of(kernel, self.X, post.pivots))
+            by_kernel = post.log_evidence_gradient(slopes_of(kernel, self.X, post.pivots))
             return self.with_slopes(by_kernel, post)
 
         return ProcessPoint(fit, slope)

@@ -477,13 +477,15 @@ class LinearModel(Coefficients):
             sought, begin = Sought([], np.empty((0, 2)), parameters, fixed=prior), prior
         k, groups = len(sought.sds), sought.groups
         binary = binary.with_loss(parameters.loss)
-        target, spectrum = EvidenceTarget(binary, sought, start), None
+        spectrum = None
         y = without_offset(problem.loss, problem.data.y)
         alone = groups is None and (k == 1 or np.ndim(begin) == 0)
         if y is not None and parameters.names == ("variance",) and alone:
             intercept, units = binary.intercept_variance, binary.units.variances
             spectrum = Spectrum.of(asked.rows, y, asked.weights, intercept, units)
-        if spectrum is not None:
+        if spectrum is None:
+            target = EvidenceTarget(binary, sought, start)
+        else:
             target = SpectrumTarget(binary, sought, start, spectrum)
         end = highest(target, Learnt(begin, parameters.loss))
         if end is None:
@@ -1411,7 +1413,8 @@ class LinearRegressor(LinearModel, LatentRegressor[AnyPosterior]):
         rows, outcomes = self._rows_and_responses(X, y)
         rows, loss = _checks.rows("X", rows), loss_of_numbers(self.loss, outcomes)
         check_sizes(rows, outcomes, loss)
-        note_working(loss)
+        if loss.is_working:
+            note_working(loss)
         weights = None if sample_weight is None else sample_weights(rows, sample_weight)
         if weights is not None and (weights == 1.0).all():
             weights = None

@@ -1192,7 +1192,8 @@ class GPRegressor(ProcessModel, LatentRegressor[AnyPosterior]):
         outcomes = np.asarray(outcomes)
         loss = loss_of_numbers(self.loss, outcomes)
         check_sizes(rows, outcomes, loss)
-        note_working(loss)
+        if loss.is_working:
+            note_working(loss)
         shift = None
         if offset is not None:
             shift = _checks.array("offset", offset, shape=(len(rows),))

@@ -519,22 +519,25 @@ class OfPower(priors.Scale):
         return self.prior.over_log(u, self.power * power)
 
 
+#: powers of parameters that are as a scale of noise
+POWERS = {"variance": 0.5, "scale": 1.0, "size": -0.5, "shape": -0.5}
+#: weak priors of others
+OWN_PRIORS = {
+    "df": OfPower(priors.Gamma(2.0, 0.1), 1.0),
+    "share": OfPower(priors.Flat(), 1.0),
+    "epsilon": OfPower(priors.Flat(), 1.0),
+}
+
+
 def weak_prior(name: str, scale: float) -> OfPower | None:
     """A weak prior of a parameter. None: there is none.
 
     That of scales is half-Cauchy with this median. 1 / size and 1 / shape are the squares of a sd
     of log y, or of the log of its mean. The gamma of df is that of Juarez & Steel (2010).
     """
-    known: dict[str, tuple[priors.Scale, float]] = {
-        "variance": (priors.HalfCauchy(scale), 0.5),
-        "scale": (priors.HalfCauchy(scale), 1.0),
-        "size": (priors.HalfCauchy(scale), -0.5),
-        "shape": (priors.HalfCauchy(scale), -0.5),
-        "df": (priors.Gamma(2.0, 0.1), 1.0),
-        "share": (priors.Flat(), 1.0),
-        "epsilon": (priors.Flat(), 1.0),
-    }
-    return OfPower(*known[name]) if name in known else None
+    if name in POWERS:
+        return OfPower(HalfCauchy(scale), POWERS[name])
+    return OWN_PRIORS.get(name)
 
 
 def _written(name: str, value: float | tuple[float, ...]) -> str:
@@ -814,7 +817,7 @@ class EvidenceTarget(Target[Evaluation]):
         return starts
 
     def rounding(self, post: Evaluation) -> float:
-        return rounding_of(*(one.sites for one in post.fits.posteriors))
+        return rounding_of(*map(attrgetter("sites"), post.fits.posteriors))
 
     def error(self, point: HyperPoint[Evaluation], tol: float) -> float:
         """As of one fit; without a fixed point values change with sites to first order."""

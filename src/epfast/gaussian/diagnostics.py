@@ -6,7 +6,6 @@ from typing import Protocol
 
 import numpy as np
 
-from epfast import families
 from epfast._arrays import Array, is_sparse
 from epfast._core.latents import LatentSites
 from epfast._core.row_sweeps import SiteFits
@@ -137,7 +136,8 @@ def residual_of_rows(
     tilted, (_, y, weights, _) = problem.tilted(), problem.data
     tilted.begin_sweep(sweep)
     core = SiteFits(tilted, problem.schedule.power, 0.0)
-    core.fit(mean, variance, y, *families.copied(sites), weights)
+    precision, shift, log_scale = map(np.copy, sites)
+    core.fit(mean, variance, y, precision, shift, log_scale, weights)
     return float("inf") if core.n_refused else core.residual
 
 

@@ -31,6 +31,8 @@ LEAST_SHARE = 1.0 / 1024.0
 #: a sweep contracts if its change is below this share of the least change so far. After so many
 #: that do not, less is changed at a time
 CONTRACTION, STALLED = 0.7, 3
+#: sites per block of the exact blocked sweep, at least and at most
+LEAST_SITES, MOST_SITES = 8, 64
 #: a row that moves by no more of its sd or log variance stands still, if the tolerance is smaller
 STANDS = 1e-4
 
@@ -96,6 +98,11 @@ else:
 def contraction(moved: float, least: float, stalled: int) -> tuple[float, int]:
     """The least change so far and the number of sweeps since, after a sweep with this change."""
     return (moved, 0) if moved < CONTRACTION * least else (least, stalled + 1)
+
+
+def block_size(block: int | None, d: int) -> int:
+    """Sites per block of the exact blocked sweep, by default a third of d within limits."""
+    return block or max(LEAST_SITES, min(MOST_SITES, d // 3))
 
 
 class Working(NamedTuple, Generic[M]):

@@ -26,7 +26,7 @@ from epfast.gaussian.process_posterior import (
 )
 from epfast.gaussian.rows import responses_of
 from epfast.gaussian.shards import WarmStart
-from epfast.gaussian.table import Request, choose
+from epfast.gaussian.table import DEFAULT_SCHEDULE, Request, choose
 from epfast.inference import (
     Callback,
     ConvergenceWarning,
@@ -191,7 +191,7 @@ def fit_gp(
     fit = partial(fit_process, check=True, callback=callback, progress=progress, threads=threads)
     loss = losses.resolve(loss, y).tempered(beta).with_offset(offset is not None)
     if schedule is None:
-        schedule = EP()
+        schedule = DEFAULT_SCHEDULE
         if scheme in (None, "exact") and weights is None and not low_rank:
             shape = getattr(K, "shape", ())  # of what is no array it may be anything
             order = max(shape, default=0) if isinstance(shape, tuple) else 0
@@ -252,8 +252,10 @@ def fit_gp(
     kernel = kernel_in_memory(K, overwrite_K, shift)
     data = responses_of(loss, y, kernel.n, weights, offset)
     problem = chosen.problem(data, KernelPrior(kernel))
-    note_working(loss)
-    note_weights(data.weights)
+    if loss.is_working:
+        note_working(loss)
+    if data.weights is not None:
+        note_weights(data.weights)
     return fit(problem, start)
 
 
@@ -372,12 +374,12 @@ def unfitted(problem: Problem[KernelPrior]) -> GPPosterior | LatentGPPosterior:
 def warn_of_process(post: ProcessPosterior, category: type[Warning] = ConvergenceWarning) -> None:
     """Warn of what is wrong with a fit."""
     reason = broken(post)
-    steps = sum(info.mismatch is not None for info in post.history)
     if reason is not None:
         warn_user(reason, category)
     elif not isinstance(post.schedule, DoubleLoop):
         warn_of(post, post.problem, post.schedule, category)
     elif not post.converged:
+        steps = sum(info.mismatch is not None for info in post.history)
         why = "the sweeps do not converge, and the double loop finds no point to descend from"
         if steps:
             why = (

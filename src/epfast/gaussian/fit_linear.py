@@ -715,9 +715,6 @@ def fit_problem(
     make_engine: makes the engine of the problem. By default that of rows which are here.
     """
 
-    def result(fit: Fit[EndState]) -> Result:
-        return posterior_of(problem, fit)
-
     def costs(swept: Swept[StateOfForm]) -> tuple[float | None, Array | None]:
         mean = engine.summary(swept.state, evidence=False).mean
         if problem.posterior == "wide" and isinstance(swept.state, GPState):  # of the rows
@@ -737,7 +734,7 @@ def fit_problem(
         return callback(info, state)
 
     schedule, scheme = problem.schedule, problem.scheme
-    fit = None
+    result, fit = partial(posterior_of, problem), None
     try:
         own = problem._replace(data=_kept(problem, callback, progress))
         if record == "factor":

@@ -35,6 +35,7 @@ from epfast.gaussian.engine import (
     Visited,
     Visits,
     Working,
+    block_size,
     contraction,
     gaussian,
     with_moments,
@@ -47,8 +48,6 @@ from epfast.inference.runtime import Tick, blas_threads, each
 
 Indices = NDArray[np.intp]
 
-#: sites per block of the exact blocked sweep, at least and at most
-LEAST_SITES, MOST_SITES = 8, 64
 #: rows per block of marginals, of dense rows up to so many columns, and of all others
 BLOCK, NARROW, WIDE_BLOCK = 128, 256, 1024
 #: a chunk that is not taken is halved to no fewer rows, which then go one by one
@@ -168,11 +167,6 @@ def ordered(rows: CSR) -> CSR:
     """CSR rows, each entry once and in the order of its columns. May change its argument."""
     rows.sum_duplicates()
     return rows
-
-
-def block_size(block: int | None, d: int) -> int:
-    """Sites per block of the exact blocked sweep, by default a third of d within limits."""
-    return block or max(LEAST_SITES, min(MOST_SITES, d // 3))
 
 
 def sequential_core(problem: Problem, tilted: TiltedMoments) -> BlockedSweep:

@@ -37,7 +37,6 @@ from epfast.gaussian.rows import Data, Stream
 from epfast.gaussian.shards import LaplaceEngine, ShardEngine, SharedEngine
 from epfast.gaussian.state import NO_STATE, State
 from epfast.losses import Loss
-from epfast.losses.names import LossGiven
 from epfast.schedules import DEP, EP, FilledSchedule, Schedule
 from epfast.schedules.base import AS_COMPLETED
 from epfast.schemes import Scheme
@@ -51,9 +50,9 @@ NO_OPTIONS: Options = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks of a fit, as it was given; see :func:`epfast.fit_linear`."""
+    """What a user asks of a fit, as it was given beside the loss; see ``epfast.fit_linear``."""
 
-    loss: LossGiven
+    loss: losses.Loss
     scheme: str | Scheme | None = None
     #: form of q, a key of the table
     posterior: str = "full"
@@ -420,7 +419,7 @@ def choose(request: Request) -> Choices:
     if batch_size is not None:
         batch_size = _checks.integer("batch_size", batch_size, least=1)
     factor = "row" if batch_size is None else "minibatch"
-    loss = losses.resolve(request.loss).tempered(request.beta)
+    loss = request.loss.tempered(request.beta)
     if loss.latents != 1:
         for name, value, allowed in (
             ("posterior", posterior, "full"),

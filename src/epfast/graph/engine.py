@@ -16,8 +16,8 @@ from epfast._core import graph as core
 from epfast._core.graph_blocks import BlockBatch
 from epfast._core.thread_pool import ThreadPool
 from epfast.families import POSSIBLE
+from epfast.gaussian.engine import block_size
 from epfast.gaussian.forms.sparse import Pace, paced
-from epfast.gaussian.orders import block_size
 from epfast.graph.blocks import (
     About,
     BlockBelief,

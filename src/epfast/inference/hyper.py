@@ -351,7 +351,8 @@ def climbed(target: Target[P], start: Array) -> SearchEnd[P] | None:
             here = there
             break
         here = there
-        highest = max(highest, here, key=lambda one: one.point.value)
+        if here.point.value > highest.point.value:
+            highest = here
     if highest.point.value > here.point.value + here.error + highest.error + GAIN:
         exact = look(highest.point.u, target.finest, highest.point.fit)
         here = here if exact is None else max(here, exact, key=lambda one: one.point.value)

@@ -457,7 +457,7 @@ def warn_of(
 
     fit: what has ended, or its posterior; engine: what was run, or its problem.
     """
-    history, sites = fit.history, engine.n_sites
+    history = fit.history
     if not history:
         return
 
@@ -475,8 +475,8 @@ def warn_of(
         )
     if last.n_refused:
         say(
-            f"{last.n_refused} of {sites} sites were refused in the last sweep (an improper cavity "
-            "or fit): their factors count as they were fitted before, or not at all"
+            f"{last.n_refused} of {engine.n_sites} sites were refused in the last sweep (an "
+            "improper cavity or fit): their factors count as they were fitted before, or not at all"
         )
     if last.n_failed:
         say(

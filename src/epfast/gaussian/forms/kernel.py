@@ -20,8 +20,8 @@ from epfast._core.rows import Units
 from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.accelerate import cavities, fitted_at, joint_sites, log_mass
-from epfast.gaussian.engine import EPEngine, Form, Visited, Visits, flat
-from epfast.gaussian.orders import AtOnce, block_size
+from epfast.gaussian.engine import EPEngine, Form, Visited, Visits, block_size, flat
+from epfast.gaussian.orders import AtOnce
 from epfast.gaussian.prior import CenteredPrior, KernelPrior
 from epfast.gaussian.problem import Problem, RowsOrProcess
 from epfast.gaussian.state import RelaxationFactors
