@@ -569,24 +569,24 @@ class ProcessModel(Posteriors[AnyPosterior]):
 
         with self._explained(problems, thetas), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", inference.ConvergenceWarning)
-            fits = in_threads(
+            pairs = in_threads(
                 [
                     partial(posterior_at, *one, repair)
                     for one in zip(shared, thetas, starts, strict=True)
                 ],
                 jobs,
             )
-        all_hold = all(holds for _, holds in fits)
+        all_hold = all(holds for _, holds in pairs)
         for one in caught:
             # those of a fit that was repaired are void
             if not issubclass(one.category, inference.ConvergenceWarning):
                 warn_user(one.message)
             elif not all_hold:
                 warn_user(str(one.message), ConvergenceWarning)
-        for post, holds in fits:
+        for post, holds in pairs:
             if isinstance(post, GPPosterior | NearestGPPosterior) and not holds:
                 warn_of_process(post, ConvergenceWarning)
-        posts = [post for post, _ in fits]
+        posts = [post for post, _ in pairs]
         if self.rank is not None:
             note_rank([post for post in posts if isinstance(post, LowRankGPPosterior)])
         if self.method == "auto" and any(isinstance(post, NearestGPPosterior) for post in posts):
@@ -1378,19 +1378,19 @@ class Evidence(ProcessTarget):
 
     def _maximum_by(self, optimizer: Optimizer) -> Maximum | None:
         """The end of the search of a user, of minus the log evidence: infinite without a fit."""
-        fits: list[ProcessPosterior] = []
+        posts: list[ProcessPosterior] = []
 
         def objective(theta: ArrayLike, eval_gradient: bool = True) -> float | tuple[float, Array]:
             u = np.array(theta, dtype=np.float64)
-            post = self.posterior_at(u, FINEST, fits[-1] if fits else None)
+            post = self.posterior_at(u, FINEST, posts[-1] if posts else None)
             value, slopes = np.inf, np.zeros(len(u))
             if post is not None:
-                fits[:] = [post]
+                posts[:] = [post]
                 value, slopes = -post.log_evidence, -self.slopes(self.point(u, post))
             return (value, slopes) if eval_gradient else value
 
         theta, value = optimizer(objective, self.starts[0], bounds=self.bounds)
-        return Maximum.of(np.asarray(theta), -float(value), fits[-1]) if fits else None
+        return Maximum.of(np.asarray(theta), -float(value), posts[-1]) if posts else None
 
 
 class Found(NamedTuple):
