@@ -1224,7 +1224,7 @@ def averages_with_chunk(
     if "prior_variance" in first.hyper_names:
         variances = first.points[:, first.hyper_names.index("prior_variance")].tolist()
     pairs = zip(points, variances, strict=True)
-    now = [with_chunk(result.posteriors, problem, at, last_units) for result, at in pairs]
+    now = [with_chunk(result.posteriors, problem, own, last_units) for result, own in pairs]
     gains = [b.log_evidence - a.log_evidence for a, b in zip(points, now, strict=True)]
     columns = zip(*(result.posteriors for result in now), strict=True)
     both = zip(posteriors, columns, strict=True)
