@@ -125,14 +125,6 @@ def log_mass(precision: Array, shift: Array, m: Array, v: Array) -> Array:
     )
 
 
-def cavities(sites: Sites, mean: Array, variance: Array) -> tuple[Array, Array] | None:
-    """Mean and variance of the cavities, or None if one is improper. O(n)."""
-    ratio = 1.0 - sites.precision * variance
-    if not (ratio > 0.0).all():
-        return None
-    return (mean - sites.shift * variance) / ratio, variance / ratio
-
-
 def joint_sites(
     kernel: KernelMatrix,
     tilted: TiltedMoments,
@@ -148,7 +140,7 @@ def joint_sites(
     """
     if not (variance > 0.0).all():
         return None
-    first = cavities(sites, mean, variance)
+    first = sites.proper_cavities(mean, variance)
     if first is None:
         return None
     (m0, v0), n = first, len(mean)
@@ -169,7 +161,7 @@ def joint_sites(
         u = variance * np.exp(-squared / variance)
         # with the own site as it was, then without it
         h = mean + across + (u - variance) * (dt * fit.mean - dn)
-        there = cavities(sites, h, u)
+        there = sites.proper_cavities(h, u)
         if there is None:
             return None
         image = np.concatenate([(there[0] - m0) / sd0, np.log(there[1] / v0)])

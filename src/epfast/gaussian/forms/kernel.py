@@ -19,12 +19,12 @@ from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Units
 from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
-from epfast.gaussian.accelerate import cavities, fitted_at, joint_sites, log_mass
+from epfast.gaussian.accelerate import fitted_at, joint_sites, log_mass
 from epfast.gaussian.engine import EPEngine, Form, Visited, Visits, flat
 from epfast.gaussian.orders import AtOnce, block_size
 from epfast.gaussian.prior import CenteredPrior, KernelPrior
 from epfast.gaussian.problem import Problem, RowsOrProcess
-from epfast.gaussian.state import RelaxationFactors
+from epfast.gaussian.state import RelaxationFactors, not_proper
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, pool_of
@@ -291,7 +291,8 @@ class Dual(Kernel):
         self.problem, self.base_evidence, self.sweeps = problem, base_evidence, problem.base.sweeps
         self.weights = len(problem.prior.shift)
 
-    improper = Form.improper  # type: ignore[assignment]
+    def improper(self, sites: Sites) -> FloatingPointError:
+        return not_proper()
 
 
 class ValuesInTurn(Visits[ValueState, KernelMemory]):
@@ -372,7 +373,7 @@ class Jointly(Visits[ValueState, KernelMemory]):
         moments = None if aim is None else form.moments(aim.sites)
         if aim is None or moments is None:
             return None
-        around = cavities(aim.sites, moments.mean, moments.variance)
+        around = aim.sites.proper_cavities(moments.mean, moments.variance)
         fit = None if around is None else fitted_at(engine.tilted, y, *around)
         if around is None or fit is None:
             return None

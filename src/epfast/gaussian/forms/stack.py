@@ -25,8 +25,17 @@ from epfast._arrays import Array, Piece, as_array, symmetric_from_upper
 from epfast._core.latents import LatentSites
 from epfast._core.row_sweeps import add_sites, marginals
 from epfast._core.rows import Rows
-from epfast.gaussian.accelerate import cavities, conjugate_gradients
-from epfast.gaussian.engine import EPEngine, Form, Full, Visited, Working, carry_memory, gaussian
+from epfast.gaussian.accelerate import conjugate_gradients
+from epfast.gaussian.engine import (
+    EPEngine,
+    Form,
+    Full,
+    Visited,
+    Working,
+    carry_memory,
+    gaussian,
+    proper,
+)
 from epfast.gaussian.forms.kernel import GPState, Kernel, ValueMoments
 from epfast.gaussian.forms.nested import times
 from epfast.gaussian.orders import ChunkMemory, chunk_size, is_for_chunks, visits_in_chunks
@@ -71,7 +80,8 @@ class Stack(Full[ChunkMemory]):
         self.weights, self.rooted = self.latents * self.order, True
         self.numbers = np.arange(n)
 
-    prior = Form.prior
+    def prior(self) -> StackState:
+        return proper(self.rebuild(self.flat(), 0))
 
     def rebuild(self, sites: Sites, sweeps: int) -> StackState | None:
         """The prior times the sites, or None if that is no proper Gaussian. O(C n d^2)."""
@@ -331,7 +341,7 @@ class LatentEngine(EPEngine[Any, State | LatentResult, ChunkMemory]):
             return state
         form, sites, covariance = self.form, state.sites, self.form.covariances(state)
         h, s = (part.T for part in form.moments_at(form.each(state), range(self.n_sites)))
-        around = cavities(sites, h, s)
+        around = sites.proper_cavities(h, s)
         if around is None:
             return state
         m, v = map(np.ascontiguousarray, around)

@@ -24,7 +24,7 @@ from epfast._core.cholesky import inverse_from_factor
 from epfast._core.row_sweeps import BlockedSweep, SiteFits
 from epfast._core.rows import Duals, Units
 from epfast._core.thread_pool import ThreadPool
-from epfast.gaussian.accelerate import cavities, log_mass
+from epfast.gaussian.accelerate import log_mass
 from epfast.gaussian.engine import (
     NONE,
     STALLED,
@@ -499,7 +499,7 @@ class WeightEngine(EPEngine[Any, ShrunkState, Memory]):
         """Give prior sites the scales by which their integrals over cavities are Z, in place."""
         visits, weights = self.form.prior_of_weights.visits, split(sites, self.form.n)[1]
         visited: Sites = families.select(weights, visits)
-        cavity = cavities(visited, now.mean[visits], now.variance[visits])
+        cavity = visited.proper_cavities(now.mean[visits], now.variance[visits])
         lZ, *others = np.empty((3, len(visits)))
         if cavity is None or not len(visits):
             return
