@@ -48,8 +48,8 @@ ROWS: dict[str, dict[int, dict[int, Kept | None]]] = {}
 OVER: deque[str] = deque(maxlen=100)
 
 
-#: most sweeps over rows whose sites were lost. Nine fits that were resumed two sweeps before their
-#: end took 1 to 3 sweeps with 20 of these, and 4 to 23 with one
+#: most sweeps over rows whose sites were lost, after which a fit that is resumed goes on nearly
+#: from where it was
 AGAIN = 20
 
 

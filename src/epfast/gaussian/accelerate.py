@@ -38,8 +38,8 @@ def conjugate_gradients(
 ) -> Array:
     """z with (P + pull) z = right, P the precision of the prior.
 
-    nearly: about the solution, and P times that; so P is never applied to anything else. NaN where
-    P + pull is not positive.
+    nearly: about the solution, and P times that. P is applied to nothing else. NaN where P + pull
+    is not positive.
     """
     step, r = np.zeros_like(right), right.copy()
     z, back = nearly(r)

@@ -123,7 +123,7 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         return LinearProposal(JointPosterior(state, self.problem, False, []))
 
     def remove(self, rows: ArrayLike, X: Given = None, y: Given = None) -> Self:
-        """Remove the sites of some rows, exactly; see :meth:`epfast.FullPosterior.remove`."""
+        """Remove the sites of some rows, exactly. See :meth:`epfast.FullPosterior.remove`."""
         return self._without_rows(rows, X, y, self._of_rest)
 
     def _of_rest(self, problem: Problem, removal: NDArray[np.bool_], rest: Problem) -> State | None:

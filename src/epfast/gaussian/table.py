@@ -398,8 +398,7 @@ def _not_taken(one: Asked, key: Key, table: Table) -> str:
 DEFAULT_SCHEDULE, EXACT = EP(), schemes.Exact()
 #: bytes of the matrices of a fit of several latents, all together, and how many (C, d, d) it has
 MOST_BYTES, MATRICES = 16 << 30, 8
-#: copies of a row that a weight makes, on average at most: 300 rows take .02, .06 and .43 s with
-#: weights of 1, 10 and 100
+#: copies of a row that a weight makes, on average at most: a fit takes as many times as long
 MOST_COPIES = 100
 #: what a schedule may be: of rows, and of a process
 ALLOWED = (

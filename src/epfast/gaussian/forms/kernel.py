@@ -31,22 +31,19 @@ from epfast.inference.runtime import Tick, pool_of
 
 #: most numbers that one call of the core touches, so that Ctrl-C acts within about a second
 CHUNK = 1 << 30
-#: sweeps of one value after the other until q is built from the sites again: at n = 1,000 that
-#: takes 42 ms, as long as such a sweep, and with it after each of them a fit takes 1.3 times as
-#: long, one in sequential order 1.5 times
+#: sweeps of one value after the other until q is built from the sites again, which takes as long as
+#: such a sweep
 REFRESH = 5
 #: q is built again, too, when a variance shrank below this fraction: so far a sweep has no digits
-#: left (cancellation). 37 fits of 150 to 600 values take 1.1 times as long with .01, and without
-#: the rule their log evidence changes by 2e-11
+#: left (cancellation)
 SHRUNK = 1e-4
-#: values from which the automatic order takes joint steps: of easy fits (probit, rbf) those of
-#: n = 128 take 1.3 times as long with them, of 200 as long, of 300 0.6, of 1,000 half as long
+#: values from which the automatic order takes joint steps, which take longer on fewer
 JOINT_FROM = 128
 #: a joint step that leaves more than this share of the distance to a fixed point is followed by a
-#: sweep of one value after the other: the 37 fits take 142 sweeps with .1, and 135 with .3 to .9
+#: sweep of one value after the other
 CONTRACTS = 0.3
 #: precision of a site, over that of the prior, from which its covariances come from R, eps over
-#: which is lost. The 37 fits take as long from 0 to 1
+#: which is lost
 SMALL = 1e-3
 
 

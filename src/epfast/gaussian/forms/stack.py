@@ -47,12 +47,11 @@ from epfast.inference.runtime import Tick
 
 #: largest number of curvatures, (C, C) for each row, for steps on the means
 MOST_CURVATURES = 1 << 25
-#: columns up to which few rows of a log-concave likelihood go one after the other: tables of 3 to
-#: 13 columns take 1.1 to 1.4 times as long in chunks, and of 60 columns 1.1 to 1.4 times as long
-#: without them
+#: columns up to which few rows of a log-concave likelihood go one after the other: chunks take less
+#: time with more
 BY_ROWS_UP_TO = 32
-#: observations up to which the first sweep visits one after the other: fits of processes of 100 to
-#: 400 take 1.1 times as long without it, and of 600 and 900 .9 and .98 of the time with it
+#: observations up to which the first sweep visits one after the other: with more, parts take less
+#: time
 SEQUENTIAL_UP_TO = 400
 
 #: about the solution of a linear system, see :func:`conjugate_gradients`

@@ -57,13 +57,10 @@ from epfast.inference.mixing import Step, mixed, with_step
 from epfast.inference.runtime import Tick, cached_property, no_tick
 
 #: damping of sweeps with fewer rows than weights, and where sites are refused or sweeps do not
-#: contract: 120 fits with four priors take 1,106 sweeps with .5 and 1,383 with .25, where one more
-#: does not converge. With .75 or without damping they take .95 of the time, and one more does not
-#: converge, a spike and slab with 40 rows and 100 weights
+#: contract
 SHORT = 0.5
 #: sweeps are mixed (Anderson) below this change, if it falls by no smaller a factor than this, or
-#: where sweeps do not contract. Of 480 hard fits of labels with fewer rows than weights 466
-#: converge in 15,085 sweeps, and 444 in 26,802 without mixing, or 461 with dampings of .75
+#: where sweeps do not contract
 MIX_BELOW, SLOW = 0.1, 0.2
 #: numbers of a matrix that one call of the core touches
 CHUNK = 1 << 28
