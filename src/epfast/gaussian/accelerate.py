@@ -99,7 +99,7 @@ class Cavities(NamedTuple):
         return Sites(self.precision, self.shift, self.log_scale)
 
 
-def fitted_at(tilted: TiltedMoments, y: Array, m: Array, v: Array) -> Cavities | None:
+def sites_of_cavities(tilted: TiltedMoments, y: Array, m: Array, v: Array) -> Cavities | None:
     """The sites that cavities N(m, v) ask for, or None if some have none. O(n)."""
     log_z, slope, second = np.empty((3, len(m)))
     if tilted.many(y, m, v, np.ones(len(m)), log_z, slope, second):
@@ -150,7 +150,7 @@ def joint_sites(
 
     def cavities_at(x: Array) -> tuple[Cavities, Array] | None:
         """Sites at cavities x, in the old ones' sd and log variance, and the cavities they give."""
-        fit = fitted_at(tilted, y, m0 + sd0 * x[:n], v0 * np.exp(x[n:]))
+        fit = sites_of_cavities(tilted, y, m0 + sd0 * x[:n], v0 * np.exp(x[n:]))
         if fit is None:
             return None
         dt, dn = fit.precision - tau0, fit.shift - nu0

@@ -104,8 +104,7 @@ class PassEngine(EPEngine[Working, State, None]):
         core = laplace_core(self.problem, len(state.shift), int(sizes.max()))
         sites = flat(part.rows.n)
         precision, shift = state.precision.copy(), state.shift.copy()
-        given = part.rows, part.y, part.weights, sizes
-        core.sweep(*given, precision, shift, *sites, precision, shift)
+        core.sweep(*part[1:], sizes, precision, shift, *sites, precision, shift)
         new = state._replace(
             precision=symmetric_from_upper(precision),
             shift=shift,

@@ -19,7 +19,7 @@ from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Units
 from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
-from epfast.gaussian.accelerate import fitted_at, joint_sites, log_mass
+from epfast.gaussian.accelerate import sites_of_cavities, joint_sites, log_mass
 from epfast.gaussian.engine import EPEngine, Form, Visited, Visits, flat
 from epfast.gaussian.orders import AtOnce, block_size
 from epfast.gaussian.prior import CenteredPrior, KernelPrior
@@ -371,7 +371,7 @@ class Jointly(Visits[ValueState, KernelMemory]):
         if aim is None or moments is None:
             return None
         around = aim.sites.proper_cavities(moments.mean, moments.variance)
-        fit = None if around is None else fitted_at(engine.tilted, y, *around)
+        fit = None if around is None else sites_of_cavities(engine.tilted, y, *around)
         if around is None or fit is None:
             return None
         scale = fit.log_scale - log_mass(fit.precision, fit.shift, *around)
