@@ -19,7 +19,7 @@ from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Units
 from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
-from epfast.gaussian.accelerate import sites_of_cavities, joint_sites, log_mass
+from epfast.gaussian.accelerate import joint_sites, log_mass, sites_of_cavities
 from epfast.gaussian.engine import EPEngine, Form, Visited, Visits, flat
 from epfast.gaussian.orders import AtOnce, block_size
 from epfast.gaussian.prior import CenteredPrior, KernelPrior
