@@ -21,7 +21,7 @@ from sklearn.preprocessing import StandardScaler
 import epfast
 from epfast import EP, ConvergenceWarning, GPClassifier, GPRegressor
 from epfast.estimators import kernels, process
-from epfast.estimators.process import Start
+from epfast.estimators.process import SearchStart
 from epfast.gaussian import fit_hyper_gp
 from epfast.gaussian.fit_hyper_gp import ProcessPoint
 from tests.oracles.data import classes, rbf
@@ -259,7 +259,7 @@ def test_a_failed_fit_is_infinite_for_an_optimizer(monkeypatch):
     model = GPClassifier(1.0 * RBF(1.0), loss="noisy_step", optimizer=None).fit(rows, labels)
     # which fits are trusted: see tests of their certificate
     monkeypatch.setattr(fit_hyper_gp, "trusted", lambda post: post.diagonal[0] < 2.0)
-    target = process.Evidence(model._problems[0], Start(np.zeros(2)))
+    target = process.Evidence(model._problems[0], SearchStart(np.zeros(2)))
 
     def optimizer(objective, theta, bounds):
         value, slope = objective(np.log([4.0, 4.0]))
@@ -539,12 +539,12 @@ def test_points_without_a_fit_are_lost(monkeypatch, edge):
     monkeypatch.setattr(kernels.BinaryProcess, "point_at", point_at)
     monkeypatch.setattr(fit_hyper_gp, "trusted", lambda post: True)
     for start in (-3.0, min(edge, 1.2) - 1e-3):
-        target = process.Evidence(model._problems[0], Start(np.array([start])))
+        target = process.Evidence(model._problems[0], SearchStart(np.array([start])))
         end = target.maximum("fmin_l_bfgs_b")
         assert start <= end.theta[0] <= edge
         assert end.theta[0] == pytest.approx(min(edge, 1.2), abs=1e-2 if edge < 1.2 else 1e-4)
         assert target.tried < 80
-    target = process.Evidence(model._problems[0], Start(np.array([2.0])))
+    target = process.Evidence(model._problems[0], SearchStart(np.array([2.0])))
     assert target.maximum("fmin_l_bfgs_b") is None
 
 

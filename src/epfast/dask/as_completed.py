@@ -77,11 +77,11 @@ class AsTheyCome(Visits[ShardState, ShardMemory]):
     def visit(
         self, state: ShardState, sites: list[ShardSite], tick: Tick
     ) -> Visited[ShardState, ShardMemory]:
-        sizes, taken, refused, distance = self.engine.form.sizes, 0, 0, 0.0
+        sizes, n_answers, refused, distance = self.engine.form.sizes, 0, 0, 0.0
         for k in self._flying():
             if self.sent[k] and self.sent[k] % LATE == 0:
                 self._send(k, sites)
-        while taken < len(sites):
+        while n_answers < len(sites):
             self._fill(sites)
             (k, visit), answers = self.tasks.take()
             if visit != self.answered[k]:
@@ -102,7 +102,7 @@ class AsTheyCome(Visits[ShardState, ShardMemory]):
             self.saw[k] = self.sent[k]
             refused += update.refused if accepted else 0
             distance = max(distance, update.distance)
-            taken += 1
+            n_answers += 1
             tick(sizes[k])
         # not while a shard has changed in its last sweep
         settled = None if distance <= self.schedule.tol else False
@@ -121,17 +121,17 @@ class AsTheyCome(Visits[ShardState, ShardMemory]):
         worker says of an older one moves nothing, and says nothing.
         """
         summary, tol, damping = self.engine.summary, self.schedule.tol, self.schedule.damping
-        left = moved / damping
+        distance = moved / damping
         assert new.memory is not None
-        flow = self.flow_after(new.memory.parts, left <= tol)
+        flow = self.flow_after(new.memory.parts, distance <= tol)
         settled = visited.settled if max(flow.saw) <= flow.quiet else False
-        if settled is None and damping < 1.0 and 0.0 < tol >= left:
+        if settled is None and damping < 1.0 and 0.0 < tol >= distance:
             # log scales follow
-            before, now = (summary(s).log_evidence for s in (old, new))
+            last, now = (summary(s).log_evidence for s in (old, new))
             near = damping * max(tol, RELATIVE * abs(now))
-            settled = None if abs(now - before) <= near else False
+            settled = None if abs(now - last) <= near else False
         new = new._replace(memory=flow)
-        return new, visited._replace(settled=settled, change=left, in_flight=self.width)
+        return new, visited._replace(settled=settled, change=distance, in_flight=self.width)
 
     def flow_after(self, parts: tuple[ShardSite, ...], quiet: bool) -> Flow:
         """The flow of the next pass. ``quiet``: whether this one changed little."""

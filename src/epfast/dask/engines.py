@@ -44,6 +44,7 @@ from epfast.gaussian.shards import (
 from epfast.gaussian.state import State, is_proper
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, evidence_bound
 from epfast.inference.executors import Tasks
+from epfast.inference.loop import Extent
 from epfast.inference.report import note_weights
 from epfast.inference.runtime import Tick
 from epfast.losses import Loss
@@ -192,11 +193,14 @@ class Passes(EPEngine[Working, State, None]):
             raise
         new = self._combined(base, reached)
         check_rows(seen, self.problem.loss)
-        self.evidence_bound = evidence_bound(self.problem.loss, sum(facts.size for facts in seen))
-        self.n_sites = sum(facts.factors(self.problem.batch_size) for facts in seen)
+        extent = Extent(
+            sum(facts.factors(self.problem.batch_size) for facts in seen),
+            evidence_bound(self.problem.loss, sum(facts.size for facts in seen)),
+        )
         new = new._replace(sweeps=new.sweeps + 1)
         refused, failed, clipped = totals.tolist()
-        return Visited(Counts(refused, failed, clipped), new, in_flight=len(self.streams))
+        counts = Counts(refused, failed, clipped)
+        return Visited(counts, new, in_flight=len(self.streams), extent=extent)
 
     def _combined(self, base: State, reached: Sequence[Working | None]) -> Working:
         """The product of the passes, over all but one of where they began."""

@@ -86,10 +86,10 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_clone__(self) -> Self:
         """A copy without what was fitted. A client is a connection, which copies share."""
-        given = self.get_params(deep=False)
-        del given["client"]
+        parameters = self.get_params(deep=False)
+        del parameters["client"]
         other = type(self)(loss=self.loss, client=self.client)
-        return other.set_params(**{k: clone(v, safe=False) for k, v in given.items()})
+        return other.set_params(**{k: clone(v, safe=False) for k, v in parameters.items()})
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the client, which is of this process."""
@@ -101,15 +101,15 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
 
         y: responses of this loss.
         """
-        given, rows = self.prior_variance, rows_at_door(X, y, weights)
-        if isinstance(given, str):
+        variance_given, rows = self.prior_variance, rows_at_door(X, y, weights)
+        if isinstance(variance_given, str):
             raise ValueError(
-                f"prior_variance is {given!r}; allowed on a cluster: numbers; "
+                f"prior_variance is {variance_given!r}; allowed on a cluster: numbers; "
                 "compare posterior_.log_evidence of some"
             )
         d = int(rows.X.shape[1])
-        variance = 1.0 if given is None else checked_variances(given, d)
-        standard, beside = given is None, _checks.flag("fit_intercept", self.fit_intercept)
+        variance = 1.0 if variance_given is None else checked_variances(variance_given, d)
+        standard, beside = variance_given is None, _checks.flag("fit_intercept", self.fit_intercept)
         if self.standardize is not None:
             standard = _checks.flag("standardize", self.standardize)
         if not standard:
@@ -125,16 +125,16 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
         center = moments.mean if beside and full and not any(sparse) else None
         return _Units(rows, variance, variance * Units(scales).variances, True, scales, center)
 
-    def _fitted(
+    def _posterior_of(
         self, X: ArrayLike, y: ArrayLike, loss: Loss, weights: ArrayLike | None, units: _Units
     ) -> Posterior:
         """The posterior of rows. It is fitted to those less their center, if they have one."""
         names, center = ("scheme", "posterior", "batch_size", "schedule", "client"), units.center
-        given: dict[str, Any] = {name: getattr(self, name) for name in names}
-        given |= {"weights": weights, "persist": self.persist, "prior_variance": units.own}
-        given["intercept"] = self.intercept_variance if self.fit_intercept else False
+        options: dict[str, Any] = {name: getattr(self, name) for name in names}
+        options |= {"weights": weights, "persist": self.persist, "prior_variance": units.own}
+        options["intercept"] = self.intercept_variance if self.fit_intercept else False
         if center is None:
-            return fit_linear(X, y, loss=loss, **given)
+            return fit_linear(X, y, loss=loss, **options)
 
         def of_rows(post: Posterior) -> Posterior:
             problem = post.problem._replace(names=units.rows.names)
@@ -144,7 +144,7 @@ class _Linear(Coefficients, BaseEstimator):  # type: ignore[misc]
 
         less = da.map_blocks(_less, units.rows.X, center=center, meta=np.empty((0, 0)))
         try:
-            return of_rows(fit_linear(less, y, loss=loss, **given))
+            return of_rows(fit_linear(less, y, loss=loss, **options))
         except (Interrupted, ExecutorFailed) as ended:
             if ended.posterior is not None:
                 ended.posterior = of_rows(ended.posterior)
@@ -347,7 +347,7 @@ class LinearClassifier(_Linear, LatentClassifier[AnyPosterior]):
                 for positive in (classes[1:] if len(classes) == 2 else classes)
             ]
             units = self._units(X, targets[0], loss, sample_weight)
-            posteriors = [self._fitted(X, y, loss, sample_weight, units) for y in targets]
+            posteriors = [self._posterior_of(X, y, loss, sample_weight, units) for y in targets]
             self.classes_, self._seen, self.coupling_ = classes, np.arange(len(classes)), 0.0
             self._publish(posteriors, units)
             if len(posteriors) > 1:
@@ -440,7 +440,7 @@ class LinearRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
             raise ValueError(f"loss is {loss!r}; allowed in a regressor: one of numbers")
         with client_at_work(self.client):
             units = self._units(X, y, loss, sample_weight)
-            self._publish([self._fitted(X, y, loss, sample_weight, units)], units)
+            self._publish([self._posterior_of(X, y, loss, sample_weight, units)], units)
         return self
 
     def predict(self, X: ArrayLike) -> da.Array | Array:

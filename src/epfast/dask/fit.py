@@ -177,9 +177,9 @@ def fit_linear(
         chosen.loss.check_power(0.5, "a weight")
     wide = intercept_variance(intercept)
     width = d + (wide is not None)
-    given = PriorArguments(prior_variance, prior_precision, prior_covariance, prior_mean)
-    before = None if start is None else start.problem.prior
-    prior = given.of_fit(before, chosen.schedule, width, wide, posterior == "full")
+    arguments = PriorArguments(prior_variance, prior_precision, prior_covariance, prior_mean)
+    earlier = None if start is None else start.problem.prior
+    prior = arguments.of_fit(earlier, chosen.schedule, width, wide, posterior == "full")
     with (
         client_at_work(client) as found,
         closing(workers_of(found, type(schedule).__name__)) as workers,
@@ -201,7 +201,7 @@ def fit_linear(
             if at_means:
                 center = _center_of(facts)
         if center is not None:
-            prior = given.of_fit(before, chosen.schedule, width, wide, True, center)
+            prior = arguments.of_fit(earlier, chosen.schedule, width, wide, True, center)
         problem = chosen.problem(NO_ROWS, prior, rows.names)
         post = fit_problem(
             problem,

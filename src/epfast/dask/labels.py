@@ -51,14 +51,14 @@ def by_chunk(
 def at_once(function: OfChunk, rows: Matrix, y: ArrayLike, weights: ArrayLike | None) -> Array:
     """What a function says of rows in memory, and their labels (or numbers) and weights, (n,)."""
     _checks.not_lazy("y", y)
-    n, given = rows.shape[0], np.asarray(y)
-    if given.shape not in ((n,), (n, 1)):
-        raise ValueError(f"y has shape {given.shape}; allowed: ({n},), one per row of X")
+    n, labels = rows.shape[0], np.asarray(y)
+    if labels.shape not in ((n,), (n, 1)):
+        raise ValueError(f"y has shape {labels.shape}; allowed: ({n},), one per row of X")
     if weights is not None:
         weights = _checks.array("sample_weight", weights, shape=(n,))
         if not (weights >= 0.0).all():
             raise ValueError("sample_weight holds numbers below 0; allowed: numbers >= 0")
-    return _called(function, rows, given, weights)
+    return _called(function, rows, labels, weights)
 
 
 def _called(function: OfChunk, block: Matrix, y: Labels, weights: Array | None) -> Array:

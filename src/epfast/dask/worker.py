@@ -48,8 +48,8 @@ ROWS: dict[str, dict[int, dict[int, Kept | None]]] = {}
 OVER: deque[str] = deque(maxlen=100)
 
 
-#: most sweeps over rows whose sites were lost. Nine fits that were resumed two sweeps before their
-#: end took 1 to 3 sweeps with 20 of these, and 4 to 23 with one
+#: most sweeps over rows whose sites were lost, after which a fit that is resumed goes on nearly
+#: from where it was
 AGAIN = 20
 
 
@@ -152,10 +152,10 @@ def _checked(
     data = data_of(_checks.rows("X", X, columns), y, None, loss)
     if weights is None:
         return data
-    given = _checks.array("weights", np.asarray(weights), shape=(len(y),))
-    if not ((given >= 0.0) & (given <= 1e15)).all():
+    copies = _checks.array("weights", np.asarray(weights), shape=(len(y),))
+    if not ((copies >= 0.0) & (copies <= 1e15)).all():
         raise ValueError("weights holds numbers below 0 or above 1e15; allowed: from 0 to 1e15")
-    return data._replace(weights=given)
+    return data._replace(weights=copies)
 
 
 def good(shard: Lazy) -> Data:
@@ -234,19 +234,19 @@ def update_kept(
     # another order of events may have brought this shard further
     latest = own[max(own)] if own else None
     kept = own.get(number, latest)
-    before, product = (None, None) if kept is None else kept
+    old_rows, product = (None, None) if kept is None else kept
     # of a site whose rows are flat again nothing can be damped row by row
     cold = kept is None and bool(site.precision.any() or site.shift.any())
     if cold and shard.schedule.tol > 0.0:  # so that the shard has its site again
         sweeps = max(AGAIN, shard.schedule.sweeps)
         shard = shard._replace(schedule=replace(shard.schedule, sweeps=sweeps))
     share = 1.0 if cold else damping
-    update = local_update(shard, precision, shift, site, before, share, product)
-    after = kept
+    update = local_update(shard, precision, shift, site, old_rows, share, product)
+    next_kept = kept
     if isinstance(update.rows, Sites) and (kept is None or update.rows is not kept.rows):
-        after = Kept(update.rows, update.site)
+        next_kept = Kept(update.rows, update.site)
     # a thread per fit and shard at a time, but one that was sent twice: each writes a whole entry
-    ROWS.setdefault(token, {})[k] = {number: kept, number + 1: after}
+    ROWS.setdefault(token, {})[k] = {number: kept, number + 1: next_kept}
     if token in OVER:
         ROWS.pop(token, None)
     if cold:

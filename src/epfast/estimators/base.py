@@ -146,12 +146,12 @@ def all_or_nothing(fit: Callable[Concatenate[E, P], R]) -> Callable[Concatenate[
 
     @wraps(fit)
     def fit_or_leave(self: E, /, *arguments: P.args, **named: P.kwargs) -> R:
-        before = self.__dict__.copy()
+        last = self.__dict__.copy()
         try:
             return fit(self, *arguments, **named)
         except KeyboardInterrupt as pressed:
             self.__dict__.clear()
-            self.__dict__.update(before)
+            self.__dict__.update(last)
             raise inference.Interrupted(getattr(pressed, "posterior", None)) from None
 
     return fit_or_leave
@@ -514,12 +514,12 @@ class Posteriors(BaseEstimator, Generic[Q]):
 
     def set_params(self, **given: Parameter) -> Self:
         """Set parameters, as scikit-learn does; of unknown names the message says what is meant."""
-        known = self.get_params(deep=False)
+        parameters = self.get_params(deep=False)
         for name in given:
-            if "__" not in name and name not in known:
+            if "__" not in name and name not in parameters:
                 raise ValueError(
                     f"Invalid parameter {name!r} for estimator {type(self).__name__}. Valid "
-                    f"parameters are: {sorted(known)}{_checks.meant(name, known)}"
+                    f"parameters are: {sorted(parameters)}{_checks.meant(name, parameters)}"
                 )
         super().set_params(**given)
         return self

@@ -459,7 +459,7 @@ class Neighbors:
 #: damping that repairs a failed fit
 DAMPING = 0.5
 #: most observations for which a double loop repairs a failed fit, and sweeps that it begins with
-DESCENT_SIZE, BEFORE = 600, 20
+DESCENT_SIZE, FIRST_SWEEPS = 600, 20
 #: sweeps of a search in which a change is to halve, of likelihoods that are not log-concave: fits
 #: that hold take 3 as a rule
 PATIENCE = 5
@@ -865,11 +865,14 @@ def slopes_of(kernel: Kernel, X: Array, pivots: Indices) -> Iterable[Array]:
         return shape.slopes(X, pivots)
     theta = kernel.theta
 
-    def at(where: Array) -> Array:
+    def columns_at(where: Array) -> Array:
         return columns_of(kernel.clone_with_theta(where), X, pivots)
 
     # scikit-learn gives no derivatives of kernels between different inputs
-    return ((at(theta + h) - at(theta - h)) / (2.0 * STEP) for h in STEP * np.eye(len(theta)))
+    return (
+        (columns_at(theta + h) - columns_at(theta - h)) / (2.0 * STEP)
+        for h in STEP * np.eye(len(theta))
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -1077,5 +1080,5 @@ def _attempts(
 def descent_of(schedule: EP) -> DoubleLoop:
     """A few sweeps, and a descent where they do not converge."""
     power = 1.0 if schedule.power is None else schedule.power
-    sweeps = EP(min(BEFORE, schedule.sweeps), schedule.tol, damping=1.0, power=power)
+    sweeps = EP(min(FIRST_SWEEPS, schedule.sweeps), schedule.tol, damping=1.0, power=power)
     return DoubleLoop(start=sweeps)

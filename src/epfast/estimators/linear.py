@@ -48,10 +48,10 @@ from epfast.estimators.base import (
 )
 from epfast.estimators.search import (
     Averages,
+    BinaryFits,
     BinaryProblems,
     Evaluation,
     EvidenceTarget,
-    Fits,
     Learnt,
     LossParameters,
     Posterior,
@@ -178,7 +178,7 @@ class HyperParameters(NamedTuple):
 
     learnt: Learnt
     #: fits from which the last one starts
-    near: Fits | None = None
+    near: BinaryFits | None = None
     #: what was searched, and where that ended. None: both were given
     target: EvidenceTarget | None = None
     end: SearchEnd[Evaluation] | None = None
@@ -265,18 +265,18 @@ class LinearModel(Coefficients):
                 found = self._found(asked, binary, starts)
                 near = found.near
                 if near is None and starts is not None:
-                    near = Fits(starts, [])
-                fits = final(binary, found.learnt, near, self.schedule is None)
-                warn_of_fits(fits.reports)
+                    near = BinaryFits(starts, [])
+                result = final(binary, found.learnt, near, self.schedule is None)
+                warn_of_fits(result.reports)
                 if found.target is not None:
-                    warn_ends(found.target.parameters, found.learnt.loss, fits.posteriors[0])
-                average, found = self._average(asked, binary, found, fits)
+                    warn_ends(found.target.parameters, found.learnt.loss, result.posteriors[0])
+                average, found = self._average(asked, binary, found, result)
             except inference.Interrupted as pressed:
                 post = pressed.posterior
                 if post is not None and post.problem.data.y is binary.problems[0].data.y:
                     pressed.posterior = asked.as_given(post, origin)
                 raise
-            posteriors = (fits if average is None else average).posteriors
+            posteriors = (result if average is None else average).posteriors
             self.loss_, self.n_lost_ = found.learnt.loss.with_offset(False), found.n_lost
             self._set_units(binary.units, asked)
             self._publish(
@@ -497,8 +497,8 @@ class LinearModel(Coefficients):
         warn_lost(target, "the best of the others", end.promised)
         if k == 1 and groups is None and not parameters.names:
             warn_of_range(target, float(np.exp(2.0 * end.point.u[0])))
-        fits: Fits = end.point.fit.fits
-        near = fits if fits.posteriors else None
+        result: BinaryFits = end.point.fit.result
+        near = result if result.posteriors else None
         return HyperParameters(target.learnt(end.point.u), near, target, end, target.n_lost)
 
     def _parameters(self, binary: BinaryProblems) -> LossParameters:
@@ -601,7 +601,11 @@ class LinearModel(Coefficients):
         return HalfCauchy(float(np.clip(scale * unit / math.sqrt(total), 1e-300, 1e300)))
 
     def _average(
-        self, asked: LinearRequest, binary: BinaryProblems, found: HyperParameters, fits: Fits
+        self,
+        asked: LinearRequest,
+        binary: BinaryProblems,
+        found: HyperParameters,
+        result: BinaryFits,
     ) -> tuple[Averages | None, HyperParameters]:
         """Averages over what was learnt, and its middle. None: what was found stands for them."""
         integrate, target, problem = self.integrate, found.target, binary.problems[0]
@@ -625,7 +629,7 @@ class LinearModel(Coefficients):
         n, d = problem.shape
         labels = problem.loss.by_margin or problem.loss.latents != 1
         small = labels or (n < FEWER_ROWS and min(n, d) <= MOST_SIZE)
-        if not possible or integrate is False or not (integrate is True or small) or not fits.valid:
+        if not possible or not (small if integrate == "auto" else integrate) or not result.valid:
             return None, found
         assert target is not None
         assert found.end is not None
@@ -633,7 +637,7 @@ class LinearModel(Coefficients):
         unit = 1.0 if labels else problem.loss.typical(problem.data.y, asked.weights)[1]
         scale = float(np.clip(self.prior_scale * unit, 1e-300, 1e300))
         proper = target.under_weak_priors(found.learnt.loss, scale)
-        both = averaged(proper, found.end, found.learnt, fits, integrate is True)
+        both = averaged(proper, found.end, found.learnt, result, integrate is True)
         if both is None:
             return None, found
         if proper.n_lost > target.n_lost:
@@ -646,8 +650,8 @@ class LinearModel(Coefficients):
         """Set the attributes of a fit."""
         self.prior_variance_ = variance
         averages = [post for post in posteriors if isinstance(post, IntegratedPosterior)]
-        fits = [post for post in posteriors if not isinstance(post, IntegratedPosterior)]
-        of_all = Averages(averages, []) if averages else Fits(fits, [])
+        own = [post for post in posteriors if not isinstance(post, IntegratedPosterior)]
+        of_all = Averages(averages, []) if averages else BinaryFits(own, [])
         self._set_fits(posteriors, of_all.log_evidence)
 
     def _set_units(self, units: Units, asked: LinearRequest) -> None:
@@ -687,7 +691,7 @@ class LinearModel(Coefficients):
         averages = [post for post in self.posteriors_ if isinstance(post, IntegratedPosterior)]
         if not averages:
             return super()._points(rows)
-        posteriors = [fits.posteriors for fits in Averages(averages, []).by_point]
+        posteriors = [point.posteriors for point in Averages(averages, []).by_point]
         if variances:
             latents = [[post.predict_latent(rows) for post in some] for some in posteriors]
         else:  # of one response
@@ -1075,10 +1079,10 @@ class LinearClassifier(LinearModel, LatentClassifier[AnyPosterior]):
             variance = self._prior(binary)
             variance = 1.0 if isinstance(variance, str) else variance
             with one_blas_thread(binary.d):
-                fits = binary.fit(variance, binary.schedule)
-            self.n_lost_, reports = 0, fits.reports
+                result = binary.fit(variance, binary.schedule)
+            self.n_lost_, reports = 0, result.reports
             origin = binary.units.origin
-            posteriors = [at_origin(post, origin) for post in fits.posteriors]
+            posteriors = [at_origin(post, origin) for post in result.posteriors]
         else:
             binary = self._problems(asked, self.posteriors_[0].problem.prior)
             variance, earlier = self.prior_variance_, self._tally
@@ -1126,8 +1130,8 @@ class LinearClassifier(LinearModel, LatentClassifier[AnyPosterior]):
         if averages:
             longer = averages_with_chunk(averages, binary, variance, units)
             return [*longer.posteriors], longer.reports
-        fits = with_chunk(list(map(at_mode, posteriors)), binary, variance, units)
-        return [*fits.posteriors], fits.reports
+        result = with_chunk(list(map(at_mode, posteriors)), binary, variance, units)
+        return [*result.posteriors], result.reports
 
     # ---- results ----
 
@@ -1158,7 +1162,7 @@ def with_chunk(
     problem: BinaryProblems,
     variance: float | Array,
     last_units: Units,
-) -> Fits:
+) -> BinaryFits:
     """Posteriors that have gone on with new rows, the data of the binary problems.
 
     Their prior is that of the units that columns have now, where it was of those before. With
@@ -1191,7 +1195,7 @@ def with_chunk(
         return at_mode(at_origin(longer, origin)), reports
 
     with one_blas_thread(problem.d):
-        return Fits.of(problem.each(longer_one))
+        return BinaryFits.of(problem.each(longer_one))
 
 
 def under(post: Posterior, old: WeightPrior, prior: WeightPrior) -> Posterior:
@@ -1221,12 +1225,12 @@ def averages_with_chunk(
     if "prior_variance" in first.hyper_names:
         variances = first.points[:, first.hyper_names.index("prior_variance")].tolist()
     pairs = zip(points, variances, strict=True)
-    now = [with_chunk(fits.posteriors, problem, at, last_units) for fits, at in pairs]
+    now = [with_chunk(result.posteriors, problem, own, last_units) for result, own in pairs]
     gains = [b.log_evidence - a.log_evidence for a, b in zip(points, now, strict=True)]
-    columns = zip(*(fits.posteriors for fits in now), strict=True)
+    columns = zip(*(result.posteriors for result in now), strict=True)
     both = zip(posteriors, columns, strict=True)
     longer = [post.with_posteriors(column, gains) for post, column in both]
-    return Averages(longer, [one for fits in now for one in fits.reports])
+    return Averages(longer, [one for result in now for one in result.reports])
 
 
 # ---- LinearRegressor ----

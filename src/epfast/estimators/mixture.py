@@ -22,7 +22,7 @@ from epfast.estimators.base import (
     warn_of_fits,
 )
 from epfast.parametric import MixturePosterior
-from epfast.parametric.mixture import MODEL, fitted
+from epfast.parametric.mixture import MODEL, fit_model
 from epfast.schedules import Schedule
 
 if TYPE_CHECKING:  # scikit-learn has no types
@@ -120,7 +120,7 @@ class GaussianMixtureEP(DensityMixin, Posteriors[MixturePosterior]):
         del y
         rows = validate_rows(self, X, **self._input())
         model = {name: getattr(self, name) for name in MODEL}
-        post, engine = fitted(
+        post, engine = fit_model(
             rows,
             self.n_components,
             model,

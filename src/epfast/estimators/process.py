@@ -569,24 +569,24 @@ class ProcessModel(Posteriors[AnyPosterior]):
 
         with self._explained(problems, thetas), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", inference.ConvergenceWarning)
-            fits = in_threads(
+            pairs = in_threads(
                 [
                     partial(posterior_at, *one, repair)
                     for one in zip(shared, thetas, starts, strict=True)
                 ],
                 jobs,
             )
-        all_hold = all(holds for _, holds in fits)
+        all_hold = all(holds for _, holds in pairs)
         for one in caught:
             # those of a fit that was repaired are void
             if not issubclass(one.category, inference.ConvergenceWarning):
                 warn_user(one.message)
             elif not all_hold:
                 warn_user(str(one.message), ConvergenceWarning)
-        for post, holds in fits:
+        for post, holds in pairs:
             if isinstance(post, GPPosterior | NearestGPPosterior) and not holds:
                 warn_of_process(post, ConvergenceWarning)
-        posts = [post for post, _ in fits]
+        posts = [post for post, _ in pairs]
         if self.rank is not None:
             note_rank([post for post in posts if isinstance(post, LowRankGPPosterior)])
         if self.method == "auto" and any(isinstance(post, NearestGPPosterior) for post in posts):
@@ -1279,7 +1279,7 @@ class GPRegressor(ProcessModel, LatentRegressor[AnyPosterior]):
 # ---- the search ----
 
 
-class Start(NamedTuple):
+class SearchStart(NamedTuple):
     """Where a search begins."""
 
     theta: Array
@@ -1324,16 +1324,16 @@ class Maximum(NamedTuple):
         """The value, by which ends are compared: without what rounding may have added."""
         return self.value - self.rounding
 
-    def again(self, share: float = 1.0) -> Start:
+    def again(self, share: float = 1.0) -> SearchStart:
         """The start of another search there; share: of rows, 1 of the same ones."""
         metric = None if self.metric is None else share * self.metric
-        return Start(self.theta, self.start if share == 1.0 else None, metric)
+        return SearchStart(self.theta, self.start if share == 1.0 else None, metric)
 
 
 class Evidence(ProcessTarget):
     """The log evidence of a process, without priors, as the target of a search from a start."""
 
-    def __init__(self, problem: AnyProcess, start: Start, ends: Ends = PLAIN) -> None:
+    def __init__(self, problem: AnyProcess, start: SearchStart, ends: Ends = PLAIN) -> None:
         """ends: where the search does, as ROUGH."""
         p = len(problem.bounds)
         free = [Unknown(f"theta[{k}]", None) for k in range(p)]
@@ -1379,19 +1379,19 @@ class Evidence(ProcessTarget):
 
     def _maximum_by(self, optimizer: Optimizer) -> Maximum | None:
         """The end of the search of a user, of minus the log evidence: infinite without a fit."""
-        fits: list[ProcessPosterior] = []
+        posts: list[ProcessPosterior] = []
 
         def objective(theta: ArrayLike, eval_gradient: bool = True) -> float | tuple[float, Array]:
             u = np.array(theta, dtype=np.float64)
-            post = self.posterior_at(u, FINEST, fits[-1] if fits else None)
+            post = self.posterior_at(u, FINEST, posts[-1] if posts else None)
             value, slopes = np.inf, np.zeros(len(u))
             if post is not None:
-                fits[:] = [post]
+                posts[:] = [post]
                 value, slopes = -post.log_evidence, -self.slopes(self.point(u, post))
             return (value, slopes) if eval_gradient else value
 
         theta, value = optimizer(objective, self.starts[0], bounds=self.bounds)
-        return Maximum.of(np.asarray(theta), -float(value), fits[-1]) if fits else None
+        return Maximum.of(np.asarray(theta), -float(value), posts[-1]) if posts else None
 
 
 class Found(NamedTuple):
@@ -1403,7 +1403,7 @@ class Found(NamedTuple):
 
 
 def search_from(
-    problem: AnyProcess, start: Start, optimizer: str | Optimizer, ends: Ends = PLAIN
+    problem: AnyProcess, start: SearchStart, optimizer: str | Optimizer, ends: Ends = PLAIN
 ) -> Found:
     """Search from a start. Where the rank is low, pivots are held fixed: the evidence is smooth.
 
@@ -1414,7 +1414,7 @@ def search_from(
     form = _form(problem, start)
     for rounds_left in reversed(range(ROUNDS)):
         if isinstance(form, NearestProcess):
-            start = Start(start.theta)
+            start = SearchStart(start.theta)
         targets.append(Evidence(form.searched(), start, ends))
         end = targets[-1].maximum(optimizer)
         if isinstance(problem, LowRankProcess):  # of a rank that is given
@@ -1438,7 +1438,7 @@ def search_from(
     return Found(best, sum(one.tried for one in targets), sum(one.lost for one in targets))
 
 
-def _form(problem: AnyProcess, start: Start) -> ProcessForm:
+def _form(problem: AnyProcess, start: SearchStart) -> ProcessForm:
     """The process as a search near these hyper-parameters has it.
 
     Where nearest rows may stand for it, a low rank is that of few pivots: another search of many
@@ -1484,7 +1484,9 @@ def search(
     """
     points: list[Found] = []
 
-    def ends(forms: list[AnyProcess], begin: list[list[Start]], how: Ends) -> list[list[Maximum]]:
+    def ends(
+        forms: list[AnyProcess], begin: list[list[SearchStart]], how: Ends
+    ) -> list[list[Maximum]]:
         jobs = [(k, start) for k, mine in enumerate(begin) for start in mine]
         over, inside = shares(n_jobs, len(jobs))
         calls: list[Callable[[], Found]] = [
@@ -1502,7 +1504,7 @@ def search(
                 found[k].append(one.end)
         return [sorted(mine, key=lambda one: -one.surely) for mine in found]
 
-    plain_starts = [[Start(theta) for theta in mine] for mine in starts]
+    plain_starts = [[SearchStart(theta) for theta in mine] for mine in starts]
     begin = plain_starts
     if pilots is not None:
         first = ends(pilots, plain_starts, ROUGH)
@@ -1514,7 +1516,7 @@ def search(
         points.clear()
     few = len(problems[0].X) <= PILOT and len(problems[0].bounds) <= FEW
     how = FINE if few else PLAIN
-    more = [[Start(theta) for theta in mine] for mine in restarts]
+    more = [[SearchStart(theta) for theta in mine] for mine in restarts]
     found = ends(problems, [one + other for one, other in zip(begin, more, strict=True)], how)
     # what holds for some rows may not hold for all, and a descent may hold where sweeps do not
     for others in (problems, [one.descending() for one in problems]):
@@ -1565,7 +1567,7 @@ def _average_target(problem: BinaryProcess, theta: Array, scale: float) -> Proce
     )
 
 
-def _apart(ends: list[Maximum], share: float) -> list[Start]:
+def _apart(ends: list[Maximum], share: float) -> list[SearchStart]:
     """Starts there, the highest first, without those that are one with a higher one."""
     kept: list[Maximum] = []
     for end in ends:

@@ -58,8 +58,8 @@ from epfast.inference.design import (
     principal_axes,
 )
 from epfast.inference.hyper import (
-    LEFT,
     ROUNDING,
+    SLIGHT_GAIN,
     TINY,
     HyperPoint,
     SearchEnd,
@@ -86,7 +86,7 @@ Start = Posterior | WarmStart
 # ---- fits with given hyper-parameters ----
 
 
-class Fits(NamedTuple):
+class BinaryFits(NamedTuple):
     """The fits of all binary problems with one prior."""
 
     posteriors: list[Posterior]
@@ -94,7 +94,7 @@ class Fits(NamedTuple):
     reports: list[Report]
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[Posterior, list[Report]]]) -> Fits:
+    def of(cls, pairs: Iterable[tuple[Posterior, list[Report]]]) -> BinaryFits:
         """The fits of the problems, in their order, each with what it reports."""
         posteriors: list[Posterior] = []
         reports: list[Report] = []
@@ -115,7 +115,7 @@ class Fits(NamedTuple):
 
 
 #: of a value that takes none
-NO_FITS = Fits([], [])
+NO_FITS = BinaryFits([], [])
 
 
 class Averages(NamedTuple):
@@ -125,15 +125,15 @@ class Averages(NamedTuple):
     reports: list[Report]
 
     @property
-    def by_point(self) -> list[Fits]:
+    def by_point(self) -> list[BinaryFits]:
         """The fits of each point."""
         columns = zip(*(post.posteriors for post in self.posteriors), strict=True)
-        return [Fits(list(column), []) for column in columns]
+        return [BinaryFits(list(column), []) for column in columns]
 
     @property
     def log_evidence(self) -> float:
         """Integrated over the hyper-parameters."""
-        values = [fits.log_evidence for fits in self.by_point]
+        values = [result.log_evidence for result in self.by_point]
         return float(special.logsumexp(self.posteriors[0].log_prior + values))
 
 
@@ -183,7 +183,7 @@ class BinaryProblems(NamedTuple):
         variance: float | Array,
         schedule: Schedule,
         starts: Sequence[Start] | None = None,
-    ) -> Fits:
+    ) -> BinaryFits:
         """Fit each problem with this prior variance. The caller holds BLAS to its threads."""
         prior, threads = self.prior(variance), self.jobs[1] or 1
 
@@ -198,7 +198,7 @@ class BinaryProblems(NamedTuple):
             guess = problem.loss.latents != 1 and start_may_be_dropped(start, problem)
             return fit_problem(problem, start, threads=threads, guess=guess, warn=report), reports
 
-        return Fits.of(self.each(fit_one))
+        return BinaryFits.of(self.each(fit_one))
 
     def each(self, of_problem: Callable[[int], T]) -> list[T]:
         """What a function says of the number of each problem, in their order, by threads."""
@@ -206,10 +206,10 @@ class BinaryProblems(NamedTuple):
             return [of_problem(0)]
         return in_threads([partial(of_problem, k) for k in range(len(self.problems))], self.jobs[0])
 
-    def has_made(self, fits: Fits, variance: float | Array) -> bool:
-        """Whether fits are those of these problems with this prior variance."""
+    def gives(self, result: BinaryFits, variance: float | Array) -> bool:
+        """Whether a result is that of these problems with this prior variance."""
         precision = self.prior(variance).precision
-        for post, problem in zip(fits.posteriors, self.problems, strict=True):
+        for post, problem in zip(result.posteriors, self.problems, strict=True):
             there = post.problem
             if there.data is not problem.data or there.schedule != problem.schedule:
                 return False
@@ -399,9 +399,9 @@ class LossParameters(NamedTuple):
             result = np.full((len(responses), 2), count)
             ends = self.loss.numbers_of(responses)
             assert ends is not None
-            for at in ends.T:
-                rows = np.flatnonzero((at >= 0) & (at < count))
-                result[rows, blocks[at[rows]] % 2] = at[rows]
+            for own in ends.T:
+                rows = np.flatnonzero((own >= 0) & (own < count))
+                result[rows, blocks[own[rows]] % 2] = own[rows]
             return result
 
         return Chart(
@@ -629,7 +629,7 @@ class Sought(NamedTuple):
 class Evaluation:
     """The fits at a point of a search, and what its slopes and its metric are made of."""
 
-    fits: Fits
+    result: BinaryFits
     #: log density of the prior, its slopes and second derivatives
     prior: tuple[float, Array, Array]
     #: prior variances of the groups, (k,)
@@ -642,7 +642,7 @@ class Evaluation:
 
     @property
     def log_evidence(self) -> float:
-        return self.fits.log_evidence
+        return self.result.log_evidence
 
     @cached_property
     def sums(self) -> tuple[Array, Array]:
@@ -655,7 +655,7 @@ class Evaluation:
         squares, freedom = np.zeros((2, k))
         which = np.zeros(d, dtype=np.intp) if self.groups is None else self.groups
         scale = 1.0 / (self.variances[which] * self.units)
-        for post in self.fits.posteriors:
+        for post in self.result.posteriors:
             if isinstance(post, WidePosterior) and k == 1:  # without variances of all weights
                 seen = post.marginals_of_rows()[1]
                 told = float(post.sites.precision @ seen) - post.problem.prior.intercept
@@ -701,7 +701,7 @@ class EvidenceTarget(Target[Evaluation]):
         #: points without a valid fit, and all points
         self.n_lost = self.n_tried = 0
         #: the last two points, of one unknown
-        self._trail: list[tuple[float, Fits]] = []
+        self._trail: list[tuple[float, BinaryFits]] = []
         self._sides: dict[bytes, tuple[float, float]] = {}
         self._seek(sought.parameters, {})
 
@@ -772,43 +772,43 @@ class EvidenceTarget(Target[Evaluation]):
             problem = problem.with_loss(learnt.loss)
         start: Sequence[Start] | None = None
         if schedule.stores != "none":  # else a start would count the rows again
-            start = self.start if near is None else self.starts_at(u, near.fits)
+            start = self.start if near is None else self.starts_at(u, near.result)
         if isinstance(schedule, EP | SharedSites | DEP):
             schedule = schedule.with_numbers(tol=max(tol, self.finest))
-        fits, count = valid_fits(problem, learnt.variance, schedule, start, self.repairs)
+        result, count = valid_fits(problem, learnt.variance, schedule, start, self.repairs)
         self.n_fits += count
-        if fits is None:
+        if result is None:
             self.n_lost += 1
             return None
         if len(u) == 1:
             last = self._trail[-1:]
             self._trail = (
-                [*last, (float(u[0]), fits)]
+                [*last, (float(u[0]), result)]
                 if last and last[0][0] != u[0]
-                else [(float(u[0]), fits)]
+                else [(float(u[0]), result)]
             )
-        return self.evaluation(u, fits)
+        return self.evaluation(u, result)
 
-    def evaluation(self, u: Array, fits: Fits) -> Evaluation:
+    def evaluation(self, u: Array, result: BinaryFits) -> Evaluation:
         """What a search reads of the fits at u."""
         variances, groups = np.exp(2.0 * u[: self.k]), self.groups
-        return Evaluation(fits, self.log_prior(u), variances, groups, self.units)
+        return Evaluation(result, self.log_prior(u), variances, groups, self.units)
 
     def point(self, u: Array, post: Evaluation) -> HyperPoint[Evaluation]:
-        return HyperPoint(u, post.fits.log_evidence + post.prior[0], post)
+        return HyperPoint(u, post.result.log_evidence + post.prior[0], post)
 
-    def starts_at(self, u: Array, near: Fits) -> Sequence[Start]:
+    def starts_at(self, u: Array, near: BinaryFits) -> Sequence[Start]:
         """Starts at u from fits near it: their sites on the line through the last two points."""
         first = near.posteriors[0].problem
         plain = self.flat and first.schedule.is_automatic and first.loss.latents == 1
         plain = plain and first.posterior == "full"
         if not plain or len(self._trail) < 2 or self._trail[1][1] is not near:
             return near.posteriors
-        (u_0, before), (u_1, _) = self._trail
+        (u_0, previous_fits), (u_1, _) = self._trail
         share = (float(u[0]) - u_1) / (u_1 - u_0)
         if not LEAST_SHARE < abs(share) < MOST_SHARE:
             return near.posteriors
-        pairs = zip(before.posteriors, near.posteriors, strict=True)
+        pairs = zip(previous_fits.posteriors, near.posteriors, strict=True)
         starts = []
         for one, last in pairs:
             assert one.sites is not None
@@ -817,7 +817,7 @@ class EvidenceTarget(Target[Evaluation]):
         return starts
 
     def rounding(self, post: Evaluation) -> float:
-        return rounding_of(*map(attrgetter("sites"), post.fits.posteriors))
+        return rounding_of(*map(attrgetter("sites"), post.result.posteriors))
 
     def error(self, point: HyperPoint[Evaluation], tol: float) -> float:
         """As of one fit; without a fixed point values change with sites to first order."""
@@ -860,7 +860,7 @@ class EvidenceTarget(Target[Evaluation]):
         if self.k:
             squares, freedom = point.fit.sums
             there[: self.k] += 0.5 * np.log(np.maximum(squares, TINY) / freedom)
-        posts = point.fit.fits.posteriors
+        posts = point.fit.result.posteriors
         if self.parameters.names and len(posts) == 1:
             (post,) = posts
             data, loss = post.problem.data, self.learnt(point.u).loss
@@ -874,7 +874,7 @@ class EvidenceTarget(Target[Evaluation]):
         try:
             chart = parameters.chart(free)
             slopes, bent = derivatives_by_loss(
-                point.fit.fits.posteriors, parameters.loss_at, free, parameters.bounds, chart
+                point.fit.result.posteriors, parameters.loss_at, free, parameters.bounds, chart
             )
         except FloatingPointError:  # no cavity, no gain
             slopes = np.full(len(free), math.nan)
@@ -911,10 +911,10 @@ class EvidenceTarget(Target[Evaluation]):
             return axes_of(self.metric(mode))
         return principal_axes(self, mode, tol)
 
-    def fits_of(self, point: HyperPoint[Evaluation], fits: Fits) -> Fits:
-        """The fits of a point, which its value took. fits: of the same rows at the mode."""
-        del fits
-        return point.fit.fits
+    def result_of(self, point: HyperPoint[Evaluation], result: BinaryFits) -> BinaryFits:
+        """The fits of a point, which its value took. result: those of the same rows at the mode."""
+        del result
+        return point.fit.result
 
 
 def without_offset(loss: Loss, responses: Array) -> Array | None:
@@ -1047,9 +1047,9 @@ class SpectrumTarget(EvidenceTarget):
         assert here.curve is not None
         return HyperPoint(u, here.curve[0], here)
 
-    def evaluation(self, u: Array, fits: Fits) -> Evaluation:
+    def evaluation(self, u: Array, result: BinaryFits) -> Evaluation:
         """With the log density at u, its slopes and second derivatives."""
-        plain = super().evaluation(u, fits)
+        plain = super().evaluation(u, result)
         noise = float(np.exp(self.powers * u[self.k :])[0])
         variance = np.exp(2.0 * u[0]) if self.k else self.fixed
         assert variance is not None
@@ -1082,12 +1082,12 @@ class SpectrumTarget(EvidenceTarget):
         """With less noise: of few rows the density has two modes."""
         return [start - LITTLE * (np.arange(len(start)) >= self.k) for start in self.starts]
 
-    def fits_of(self, point: HyperPoint[Evaluation], fits: Fits) -> Fits:
+    def result_of(self, point: HyperPoint[Evaluation], result: BinaryFits) -> BinaryFits:
         """The fits of a point, from those at the mode, without a sweep."""
         learnt = self.learnt(point.u)
         prior = self.problem.prior(learnt.variance)
-        at = self.problem.with_loss(learnt.loss).problems[0].with_prior(prior)
-        return Fits([with_noise(post, at) for post in fits.posteriors], [])
+        problem = self.problem.with_loss(learnt.loss).problems[0].with_prior(prior)
+        return BinaryFits([with_noise(post, problem) for post in result.posteriors], [])
 
 
 def with_noise(post: Posterior, problem: Problem) -> Posterior:
@@ -1149,7 +1149,7 @@ def highest(target: EvidenceTarget, start: Learnt) -> SearchEnd[Evaluation] | No
             end = part.found()[0]
             step = np.linalg.solve(end.metric, part.slopes(end.point))
             middle = end.point.u + np.clip(step, -LAST_STEP, LAST_STEP)
-            target.start = unplaced(part.starts_at(middle, end.point.fit.fits))
+            target.start = unplaced(part.starts_at(middle, end.point.fit.result))
             target.first_metric = end.metric, max(unseen**2, target.finest)
         target.n_fits += part.n_fits
     is_sd = np.arange(len(middle)) < target.k
@@ -1235,7 +1235,7 @@ def valid_fits(
     schedule: Schedule,
     start: Sequence[Start] | None,
     repairs: bool = True,
-) -> tuple[Fits | None, int]:
+) -> tuple[BinaryFits | None, int]:
     """Valid fits, and how many were made. None: there are none.
 
     From a start, from none, then, where they are repaired, longer or damped ones.
@@ -1245,23 +1245,23 @@ def valid_fits(
         tries.append((schedule, None))
     while tries:
         other, begin = tries.pop(0)
-        fits, count = None, count + 1
+        result, count = None, count + 1
         with suppress(*FAILURES):
-            fits = problem.fit(variance, other, begin)
-        if fits is not None and fits.valid:
-            return fits, count
+            result = problem.fit(variance, other, begin)
+        if result is not None and result.valid:
+            return result, count
         if repairs and not tries and schedule.stores != "none":
-            tries, repairs = _repaired(schedule, fits), False
+            tries, repairs = _repaired(schedule, result), False
     return None, count
 
 
 def _repaired(
-    schedule: Schedule, fits: Fits | None
+    schedule: Schedule, result: BinaryFits | None
 ) -> list[tuple[Schedule, Sequence[Start] | None]]:
-    """Schedules and starts of longer or damped fits. fits: the last ones, which are not valid."""
+    """Schedules and starts of longer or damped fits. result: the last ones, which are not valid."""
     tries: list[tuple[Schedule, Sequence[Start] | None]] = []
-    if fits is not None and all(post.history[-1].n_refused == 0 for post in fits.posteriors):
-        tries.append((schedule, fits.posteriors))
+    if result is not None and all(post.history[-1].n_refused == 0 for post in result.posteriors):
+        tries.append((schedule, result.posteriors))
     for share, times in REPAIRS:
         damping = share * (schedule.damping or 1.0)
         longer = schedule.with_numbers(damping=damping, sweeps=times * schedule.sweeps)
@@ -1277,14 +1277,16 @@ def schedule_of(schedule: Schedule) -> Schedule:
     return schedule.with_numbers(sweeps=sweeps, tol=schedule.tol or TOL)
 
 
-def final(problem: BinaryProblems, learnt: Learnt, near: Fits | None, repairs: bool) -> Fits:
+def final(
+    problem: BinaryProblems, learnt: Learnt, near: BinaryFits | None, repairs: bool
+) -> BinaryFits:
     """The fits with what was learnt, by the schedule of the problem, from fits near them.
 
     repairs: whether an invalid fit is repaired, if it can be.
     """
     variance, schedule = learnt.variance, problem.schedule
     problem = problem.with_loss(learnt.loss)
-    if near is not None and problem.has_made(near, variance):
+    if near is not None and problem.gives(near, variance):
         return near
     start = None if near is None or schedule.stores == "none" else near.posteriors
     first = fit_from(partial(problem.fit, variance, schedule), start)
@@ -1305,10 +1307,10 @@ def warn_of_range(target: EvidenceTarget, variance: float) -> None:
         )
 
 
-def warn_lost(target: EvidenceTarget, kept: str, left: float = 0.0) -> None:
+def warn_lost(target: EvidenceTarget, kept: str, promised: float = 0.0) -> None:
     """Warn of points that were lost; kept: what prior_variance_ is then.
 
-    left: nats that a maximum beyond the end may have more.
+    promised: nats that a maximum beyond the end may have more.
     """
     said = ""
     if target.n_lost:
@@ -1316,8 +1318,8 @@ def warn_lost(target: EvidenceTarget, kept: str, left: float = 0.0) -> None:
             f"{target.n_lost} of {target.n_tried} points of the search of the prior variance gave "
             "no fit that converged with all its sites and a log evidence of at most 0; "
         )
-    elif left > LEFT:
-        said = f"the search ended before its maximum, which may have {left:.2g} nats more; "
+    elif promised > SLIGHT_GAIN:
+        said = f"the search ended before its maximum, which may have {promised:.2g} nats more; "
     if said:
         warn_user(
             f"{said}prior_variance_ is {kept}; try scheme='exact', a schedule with damping, or a "
@@ -1345,7 +1347,11 @@ SCALES = ("sd", "scale")
 
 
 def averaged(
-    target: EvidenceTarget, end: SearchEnd[Evaluation], learnt: Learnt, fits: Fits, always: bool
+    target: EvidenceTarget,
+    end: SearchEnd[Evaluation],
+    learnt: Learnt,
+    result: BinaryFits,
+    always: bool,
 ) -> tuple[Averages, Learnt] | None:
     """Fits that are averaged over hyper-parameters, and these: means of v. None: the mode stands.
 
@@ -1363,7 +1369,7 @@ def averaged(
     if not 0 < len(target.unknowns) <= MOST:
         return None
     u = target.unknowns_of(learnt)
-    mode = target.point(u, target.evaluation(u, fits))
+    mode = target.point(u, target.evaluation(u, result))
     if not always and _room(target, u) >= AT_END and not _matters(target, mode, end):
         return None
     if len(u) > target.k:  # its priors are new
@@ -1374,7 +1380,7 @@ def averaged(
     points = design(target, [mode], "auto", 0)
     if points is None or len(points.points) == 1:
         return None
-    return _mixture(target, points, mode, fits)
+    return _mixture(target, points, mode, result)
 
 
 def _room(target: EvidenceTarget, u: Array) -> float:
@@ -1397,19 +1403,19 @@ def _matters(
     points = [one for one in sides if one is not None and one.value > -math.inf]
     if len(points) < len(sides):
         return True
-    fits: Fits = mode.fit.fits
-    others = [target.fits_of(one, fits) for one in points]
+    result: BinaryFits = mode.fit.result
+    others = [target.result_of(one, result) for one in points]
     is_scale = np.array([one.name in SCALES for one in target.unknowns])
     moves = np.array([one.u - mode.u for one in points])[:, is_scale]
     of_scales = float(np.max(grown((moves**2).sum(axis=0), 0.0), initial=0.0))
-    by_post = zip(fits.posteriors, *(one.posteriors for one in others), strict=True)
+    by_post = zip(result.posteriors, *(one.posteriors for one in others), strict=True)
     variance = target.learnt(mode.u).variance * target.units
     changes = [_change(list(posts), variance) for posts in by_post]
     if max(of_scales, *changes) < CHANGE:
         return False
-    labels = fits.posteriors[0].problem.loss
+    labels = result.posteriors[0].problem.loss
     of_labels = alone and (labels.by_margin or labels.latents != 1)
-    return not (of_labels and _gap_of_rows(fits, others[0]) < SLIGHT)
+    return not (of_labels and _gap_of_rows(result, others[0]) < SLIGHT)
 
 
 def _change(posts: list[Posterior], prior: Array) -> float:
@@ -1424,10 +1430,10 @@ def _change(posts: list[Posterior], prior: Array) -> float:
     return change(*first, others)
 
 
-def _gap_of_rows(fits: Fits, others: Fits) -> float:
+def _gap_of_rows(result: BinaryFits, others: BinaryFits) -> float:
     """Nats of a row by which two fits differ, about."""
     most = 0.0
-    for post, other in zip(fits.posteriors, others.posteriors, strict=True):
+    for post, other in zip(result.posteriors, others.posteriors, strict=True):
         (m, v), (m2, v2) = post.marginals_of_rows(), other.marginals_of_rows()
         gap = (m2 - m) ** 2 + (np.sqrt(v2) - np.sqrt(v)) ** 2
         assert post.sites is not None
@@ -1443,18 +1449,19 @@ def _mixture(
     target: EvidenceTarget,
     points: WeightedPoints[Evaluation],
     mode: HyperPoint[Evaluation],
-    fits: Fits,
+    result: BinaryFits,
 ) -> tuple[Averages, Learnt]:
     """The average of the fits of the points."""
     some = [
-        one._replace(fit=replace(one.fit, fits=target.fits_of(one, fits))) for one in points.points
+        one._replace(fit=replace(one.fit, result=target.result_of(one, result)))
+        for one in points.points
     ]
     points = points._replace(points=some)
-    posteriors = mixtures(target, points, mode, lambda point: point.fit.fits.posteriors)
+    posteriors = mixtures(target, points, mode, lambda point: point.fit.result.posteriors)
     if len(mode.u) == target.k == 1:
         u = np.array([one.u[0] for one in some])
         order = np.argsort(u)
-        _warn_unbounded(points.logs[order], u[order], [some[k].fit.fits for k in order])
+        _warn_unbounded(points.logs[order], u[order], [some[k].fit.result for k in order])
     average = posteriors[0]
     middle = mode.u.copy()
     middle[: target.k] = 0.5 * average.weights @ np.log(average.points[:, : target.k])
@@ -1462,19 +1469,19 @@ def _mixture(
     return Averages(posteriors, []), found._replace(loss=target.learnt(mode.u).loss)
 
 
-def _warn_unbounded(values: Array, u: Array, fits: list[Fits]) -> None:
+def _warn_unbounded(values: Array, u: Array, results: list[BinaryFits]) -> None:
     """Warn of a coefficient that grows with the prior sd, from the most probable one on.
 
     values: of the log density at logs u of prior sds, in their order.
     """
-    if fits[0].posteriors[0].problem.loss.by_margin is False:
+    if results[0].posteriors[0].problem.loss.by_margin is False:
         return
     probable = values > values.max() + math.log(0.05)
-    for k in range(int(values.argmax()), len(fits)):
+    for k in range(int(values.argmax()), len(results)):
         there = int(np.searchsorted(u, u[k] + 1.0))
-        if there == len(fits) or not probable[there]:
+        if there == len(results) or not probable[there]:
             return
-        for post, above in zip(fits[k].posteriors, fits[there].posteriors, strict=True):
+        for post, above in zip(results[k].posteriors, results[there].posteriors, strict=True):
             n, size = post.problem.shape[0], post.mean.size
             moves = (np.abs(above.mean - post.mean) / np.sqrt(post.variance)).ravel()
             moves /= u[there] - u[k]

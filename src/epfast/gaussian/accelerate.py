@@ -38,8 +38,8 @@ def conjugate_gradients(
 ) -> Array:
     """z with (P + pull) z = right, P the precision of the prior.
 
-    nearly: about the solution, and P times that; so P is never applied to anything else. NaN where
-    P + pull is not positive.
+    nearly: about the solution, and P times that. P is applied to nothing else. NaN where P + pull
+    is not positive.
     """
     step, r = np.zeros_like(right), right.copy()
     z, back = nearly(r)
@@ -99,7 +99,7 @@ class Cavities(NamedTuple):
         return Sites(self.precision, self.shift, self.log_scale)
 
 
-def fitted_at(tilted: TiltedMoments, y: Array, m: Array, v: Array) -> Cavities | None:
+def sites_of_cavities(tilted: TiltedMoments, y: Array, m: Array, v: Array) -> Cavities | None:
     """The sites that cavities N(m, v) ask for, or None if some have none. O(n)."""
     log_z, slope, second = np.empty((3, len(m)))
     if tilted.many(y, m, v, np.ones(len(m)), log_z, slope, second):
@@ -125,14 +125,6 @@ def log_mass(precision: Array, shift: Array, m: Array, v: Array) -> Array:
     )
 
 
-def cavities(sites: Sites, mean: Array, variance: Array) -> tuple[Array, Array] | None:
-    """Mean and variance of the cavities, or None if one is improper. O(n)."""
-    ratio = 1.0 - sites.precision * variance
-    if not (ratio > 0.0).all():
-        return None
-    return (mean - sites.shift * variance) / ratio, variance / ratio
-
-
 def joint_sites(
     kernel: KernelMatrix,
     tilted: TiltedMoments,
@@ -148,7 +140,7 @@ def joint_sites(
     """
     if not (variance > 0.0).all():
         return None
-    first = cavities(sites, mean, variance)
+    first = sites.proper_cavities(mean, variance)
     if first is None:
         return None
     (m0, v0), n = first, len(mean)
@@ -158,7 +150,7 @@ def joint_sites(
 
     def cavities_at(x: Array) -> tuple[Cavities, Array] | None:
         """Sites at cavities x, in the old ones' sd and log variance, and the cavities they give."""
-        fit = fitted_at(tilted, y, m0 + sd0 * x[:n], v0 * np.exp(x[n:]))
+        fit = sites_of_cavities(tilted, y, m0 + sd0 * x[:n], v0 * np.exp(x[n:]))
         if fit is None:
             return None
         dt, dn = fit.precision - tau0, fit.shift - nu0
@@ -169,7 +161,7 @@ def joint_sites(
         u = variance * np.exp(-squared / variance)
         # with the own site as it was, then without it
         h = mean + across + (u - variance) * (dt * fit.mean - dn)
-        there = cavities(sites, h, u)
+        there = sites.proper_cavities(h, u)
         if there is None:
             return None
         image = np.concatenate([(there[0] - m0) / sd0, np.log(there[1] / v0)])

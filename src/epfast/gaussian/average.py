@@ -17,8 +17,7 @@ from scipy.spatial.distance import cdist
 
 from epfast import _checks, priors
 from epfast._arrays import Array, Indices
-from epfast.gaussian.linear_posterior import LinearPosterior
-from epfast.gaussian.posterior import GaussianPosterior, Posterior
+from epfast.gaussian.posterior import GaussianPosterior, Posterior, mean_score
 from epfast.gaussian.problem import RowsOrProcess
 from epfast.inference import ConvergenceWarning, DataWarning, SweepInfo, report
 from epfast.inference.certificates import VERDICTS, Check
@@ -663,7 +662,9 @@ class IntegratedPosterior(Posterior):
         """Log probability of responses to new rows, (n,)."""
         return self._log_mixed(self._each("log_predictive", X, y, offset))
 
-    score = LinearPosterior.score
+    def score(self, X: ArrayLike, y: ArrayLike, offset: ArrayLike | None = None) -> float:
+        """Mean log probability of responses to new rows. Higher is better, also for classes."""
+        return mean_score(self.log_predictive(X, y, offset))
 
     # -- its rows --
 

@@ -168,8 +168,8 @@ def residual_of_sweep(problem: RowsOrProcess, state: State) -> float:
     swept = engine.sweep(start, True, no_tick)
     if swept.counts.refused:
         return float("inf")
-    after = engine.summary(swept.state, evidence=False)
-    return change(engine.summary(start, evidence=False), after)
+    swept_summary = engine.summary(swept.state, evidence=False)
+    return change(engine.summary(start, evidence=False), swept_summary)
 
 
 def loo_of_rows(problem: RowsOrProcess, sites: Sites, mean: Array, variance: Array) -> Array:

@@ -22,7 +22,7 @@ from epfast._core.tilted import TiltedMoments
 from epfast.gaussian.problem import Problem, RowSlice, RowsOrProcess
 from epfast.gaussian.state import RelaxationFactors, State, inverse_of, inverse_root, not_proper
 from epfast.inference import Counts, ExecutorFailed, PartOfSweep, Sites, Summary, Swept
-from epfast.inference.loop import NO_COUNTS, RunState, change
+from epfast.inference.loop import NO_COUNTS, Extent, RunState, change
 from epfast.inference.runtime import Tick
 from epfast.schemes import Relaxed
 
@@ -151,6 +151,8 @@ class Visited(NamedTuple, Generic[S, M]):
     trace: Array | None = None
     #: tasks at a time, in the order "as_completed"
     in_flight: int | None = None
+    #: of rows that a pass has counted. None: that of the engine
+    extent: Extent | None = None
 
 
 class Visits(Generic[S, M]):
@@ -436,7 +438,7 @@ class EPEngine(Visits[S, M], Generic[S, E, M]):
                 distance = change(summary, now) / self.schedule.damping
             if moments is not None:
                 drift = change(moments, now)
-        found = visited.trace, visited.damping, visited.in_flight
+        found = visited.trace, visited.damping, visited.in_flight, visited.extent
         return Swept(
             new, distance, now.log_evidence, counts, now, drift, settled, False, None, *found
         )

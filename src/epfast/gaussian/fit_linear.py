@@ -364,7 +364,7 @@ def fit_linear(
         raise ValueError(f"record is {record!r} beside {beside}; allowed: None")
     if start is not None:
         check_start(start, chosen, prior)
-    given = PriorArguments(prior_variance, prior_precision, prior_covariance, prior_mean)
+    arguments = PriorArguments(prior_variance, prior_precision, prior_covariance, prior_mean)
     if stream:
         all_rows = {"y": y, "weights": weights, "record": record, "offset": offset}
         chunks = checked_stream(X, ones is not None, chosen.schedule, **all_rows)
@@ -378,7 +378,7 @@ def fit_linear(
         rows = rows if ones is None else with_ones(rows)
         data = NO_ROWS._replace(X=rows, weights=weights_of(weights, shape[0]))
         model = Model(chosen, data, names)
-        model = _in_form(model, request, given, ones, constraints, posterior)
+        model = _in_form(model, request, arguments, ones, constraints, posterior)
         assert y is not None  # as no stream
         model = _observed(model, y, offset, start)
     chosen = model.chosen
@@ -396,15 +396,15 @@ def fit_linear(
         note_working(chosen.loss)
     scale = None
     if prior is not None:
-        given.refuse(f"prior={prior!r}", ": one of them")
+        arguments.refuse(f"prior={prior!r}", ": one of them")
         flat = WeightPrior(np.ones(model.d) if wide else np.eye(model.d), np.zeros(model.d))
         whole = CenteredPrior(*flat.parts) if wide else flat
         problem = with_prior_sites(chosen.problem(model.data, whole, model.names), prior, ones)
     else:
-        problem = _problem(model, wide, given, ones, start)
+        problem = _problem(model, wide, arguments, ones, start)
         if model.data.weights is not None:
             note_weights(model.data.weights)
-        scale = None if stream else _notes(problem, prior_variance, given.is_matrix)
+        scale = None if stream else _notes(problem, prior_variance, arguments.is_matrix)
     post = fit_problem(
         problem,
         start,
@@ -450,7 +450,7 @@ class Model(NamedTuple):
 def _in_form(
     model: Model,
     request: Request,
-    given: PriorArguments,
+    arguments: PriorArguments,
     ones: float | None,
     constraints: Constraints,
     posterior: str | None,
@@ -458,7 +458,7 @@ def _in_form(
     """The model in the sparse form, where that is asked for or takes less time; rows checked."""
     X, weights = model.data.X, model.data.weights
     chosen = model.chosen if request.posterior == "sparse" else None
-    may = is_sparse(X) or hasattr(given.precision, "tocsr")
+    may = is_sparse(X) or hasattr(arguments.precision, "tocsr")
     if may and chosen is None and posterior is None and request.options["prior"] is None:
         with suppress(ValueError):  # of what this form does not take
             chosen = choose(replace(request, posterior="sparse"))
@@ -467,7 +467,7 @@ def _in_form(
     if chosen is None:
         return model
     asked = posterior if request.posterior == "sparse" else "cheaper"
-    form = sparse_form(X, given, ones, weights, constraints, asked)
+    form = sparse_form(X, arguments, ones, weights, constraints, asked)
     if form is None:
         return model
     X, prior = form
@@ -549,7 +549,7 @@ def _centered(
 def _problem(
     model: Model,
     wide: bool,
-    given: PriorArguments,
+    arguments: PriorArguments,
     ones: float | None,
     start: LinearPosterior | None,
 ) -> Problem:
@@ -557,10 +557,10 @@ def _problem(
     chosen, prior = model.chosen, model.prior
     if prior is not None:
         return chosen.problem(model.data, prior, model.names)
-    dense = chosen.posterior == "full" and (given.is_matrix or not wide)
-    at = None if wide else model.center
-    before = None if start is None else start.problem.prior
-    normal = given.of_fit(before, chosen.schedule, model.d, ones, dense, at)
+    dense = chosen.posterior == "full" and (arguments.is_matrix or not wide)
+    center = None if wide else model.center
+    earlier = None if start is None else start.problem.prior
+    normal = arguments.of_fit(earlier, chosen.schedule, model.d, ones, dense, center)
     if not wide:
         return chosen.problem(model.data, normal, model.names)
     normal = replace(CenteredPrior(*normal.parts), center=model.center)
@@ -586,7 +586,7 @@ def check_start(start: LinearPosterior, chosen: Choices, prior: losses.Prior | N
 
 def sparse_form(
     rows: Matrix,
-    given: PriorArguments,
+    arguments: PriorArguments,
     ones: float | None,
     weights: Array | None,
     constraints: Constraints,
@@ -610,7 +610,7 @@ def sparse_form(
     center = None
     if ones is not None:
         center = np.where(np.isin(np.arange(d - 1), dense), center_of(X, weights), 0.0)
-    prior = given.sparse(d - (ones is not None), ones, center)
+    prior = arguments.sparse(d - (ones is not None), ones, center)
     precision = as_csr(prior.precision)
     bound = checked_constraints(constraints, d, ones is not None)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, NoReturn
+from typing import ClassVar, NoReturn, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,7 +16,7 @@ from epfast.gaussian.engine import plain, with_moments
 from epfast.gaussian.forms.nested import (
     MOST_ROUNDS,
     Joint,
-    cavities,
+    cavities_of_differences,
     differences,
     sum_of_classes,
     within,
@@ -122,7 +122,9 @@ class LatentPosterior(SeveralLatents, LinearPosterior):
         state = State(precision, precision @ self.mean.ravel(), None, 0.0, 0)
         return LinearProposal(JointPosterior(state, self.problem, False, []))
 
-    remove = FullPosterior.remove
+    def remove(self, rows: ArrayLike, X: Given = None, y: Given = None) -> Self:
+        """Remove the sites of some rows, exactly. See :meth:`epfast.FullPosterior.remove`."""
+        return self._without_rows(rows, X, y, self._of_rest)
 
     def _of_rest(self, problem: Problem, removal: NDArray[np.bool_], rest: Problem) -> State | None:
         assert self.sites is not None
@@ -217,7 +219,7 @@ class JointPosterior(LatentPosterior):
         assert sites is not None
         offset = data.y[:, 1:] if data.y.shape[1] > 1 else None
         classes = data.y[:, 0].astype(np.intp)
-        m, V = cavities(*differences(classes, *self._between(data.X, offset)), sites)
+        m, V = cavities_of_differences(*differences(classes, *self._between(data.X, offset)), sites)
         return within(m, V, sites, MOST_ROUNDS)[1]
 
     # -- prediction --

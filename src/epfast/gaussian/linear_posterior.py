@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self, TypeVar
+from typing import ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,7 +22,7 @@ from epfast.gaussian.forms.kernel import GPState
 from epfast.gaussian.forms.sparse import SparseResult
 from epfast.gaussian.forms.weights import EndState, ShrunkState
 from epfast.gaussian.online import Warn
-from epfast.gaussian.posterior import Fields, GaussianPosterior, shifted
+from epfast.gaussian.posterior import Fields, GaussianPosterior, mean_score, shifted
 from epfast.gaussian.problem import Problem, sum_of_sites
 from epfast.gaussian.rows import NO_ROWS, Data, check_columns, data_of, same_rows, with_ones
 from epfast.gaussian.sources import answers, rows_in_memory
@@ -47,6 +47,12 @@ def finite(
     """Refuse latent values that are not finite; error: its text."""
     if not all(np.isfinite(part).all() for part in latent):
         raise ValueError(error)
+
+
+#: the state of the rows that are left where others are removed, and what gives it, of the problem,
+#: the mask of the rows that go and the problem of the rest. None: it is improper
+RestState: TypeAlias = State | GPState | SparseResult
+StateOfRest: TypeAlias = Callable[[Problem, NDArray[np.bool_], Problem], RestState | None]
 
 
 class KeptMoments(NamedTuple):
@@ -335,6 +341,18 @@ class LinearPosterior(GaussianPosterior):
             )
         return whole
 
+    def _without_rows(self, rows: ArrayLike, X: Given, y: Given, state_of: StateOfRest) -> Self:
+        """The posterior without the sites of some rows, from the state of the rest."""
+        problem = self._whole(X, y).problem
+        removal = online.removal_mask(problem, rows)
+        rest = online.some_rows(problem, ~removal)
+        state = state_of(problem, removal, rest)
+        if state is None:
+            raise ValueError("rows leave an improper posterior behind; allowed: other rows")
+        if not self.problem.has_rows:
+            rest = rest.without_data()._replace(prior=rest.prior.without_rows())
+        return replace(self, state=state, problem=rest, converged=False, kept=None)
+
     def _latent_of(self, theta: Array) -> Array:
         return np.asarray(self.problem.latent(theta).T)
 
@@ -554,10 +572,7 @@ class LinearPosterior(GaussianPosterior):
         -------
         float
         """
-        logs = self.log_predictive(X, y, offset)
-        if not len(logs):
-            raise ValueError("X has 0 rows; allowed: one row at least")
-        return float(logs.mean())
+        return mean_score(self.log_predictive(X, y, offset))
 
     def sample_y(
         self,
@@ -773,19 +788,11 @@ class FullPosterior(LinearPosterior):
         ValueError
             If the posterior without these sites is improper.
         """
-        problem = self._whole(X, y).problem
-        removal = online.removal_mask(problem, rows)
-        rest = online.some_rows(problem, ~removal)
-        state = self._of_rest(problem, removal, rest)
-        if state is None:
-            raise ValueError("rows leave an improper posterior behind; allowed: other rows")
-        if not self.problem.has_rows:
-            rest = rest.without_data()._replace(prior=rest.prior.without_rows())
-        return replace(self, state=state, problem=rest, converged=False, kept=None)
+        return self._without_rows(rows, X, y, self._of_rest)
 
     def _of_rest(
         self, problem: Problem, removal: NDArray[np.bool_], rest: Problem
-    ) -> State | GPState | SparseResult | None:
+    ) -> RestState | None:
         """The state of the rows that are left. None: it is improper."""
         assert isinstance(self.state, State)
         return online.without(problem, self.state, removal, rest)

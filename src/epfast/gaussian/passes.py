@@ -30,6 +30,7 @@ from epfast.gaussian.problem import Problem, RowSlice
 from epfast.gaussian.rows import Stream
 from epfast.gaussian.state import State
 from epfast.inference import Counts, PartOfSweep
+from epfast.inference.loop import Extent
 from epfast.inference.runtime import Tick
 
 #: some factors, so few that Python handles signals after them: their rows, and how many each has
@@ -75,8 +76,8 @@ class PassEngine(EPEngine[Working, State, None]):
             new = self._whole(reached)._replace(sweeps=state.sweeps + 1)
         except KeyboardInterrupt:
             raise PartOfSweep(state if reached is state else self._whole(reached)) from None
-        self.n_sites = factors
-        return Visited(Counts(int(counts[0]), int(counts[1])), new)
+        extent = Extent(factors, self.evidence_bound)
+        return Visited(Counts(int(counts[0]), int(counts[1])), new, extent=extent)
 
     def _rows(
         self, state: Working, part: RowSlice, sizes: NDArray[np.intp]
@@ -103,8 +104,7 @@ class PassEngine(EPEngine[Working, State, None]):
         core = laplace_core(self.problem, len(state.shift), int(sizes.max()))
         sites = flat(part.rows.n)
         precision, shift = state.precision.copy(), state.shift.copy()
-        given = part.rows, part.y, part.weights, sizes
-        core.sweep(*given, precision, shift, *sites, precision, shift)
+        core.sweep(*part[1:], sizes, precision, shift, *sites, precision, shift)
         new = state._replace(
             precision=symmetric_from_upper(precision),
             shift=shift,

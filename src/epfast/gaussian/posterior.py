@@ -41,6 +41,13 @@ Fields = dict[str, object]
 IN_REPR = 500
 
 
+def mean_score(logs: Array) -> float:
+    """The mean of log probabilities of responses, one at least."""
+    if not len(logs):
+        raise ValueError("X has 0 rows; allowed: one row at least")
+    return float(logs.mean())
+
+
 def shifted(latent: Array, offset: ArrayLike | None, axes: int = 1) -> Array:
     """Latent values with the offsets of their rows: (..., n), or with two axes (..., n, C)."""
     if offset is None:

@@ -126,7 +126,7 @@ class Models(Proposal):
     Reported are the weights that are in often enough to be met.
     """
 
-    known = False  # there are too many models to sum over
+    has_moments = False  # there are too many models to sum over
 
     def __init__(self, post: ShrunkPosterior) -> None:
         share, problem, rows = post.inclusion_probability, post.problem, post.state.sites

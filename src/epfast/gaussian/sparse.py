@@ -482,8 +482,8 @@ def latent(rows: CSR, now: Moments) -> tuple[Array, Array]:
 # ---- the pattern of a fit, and what it costs ----
 
 
-#: a model of the time of a fit in nanoseconds, by twenty tables of 200 to 20,000 rows and 12 to
-#: 1,000 columns: sweeps, and what a row takes in each beside its pairs of columns
+#: a model of the time of a fit in nanoseconds: sweeps, and what a row takes in each beside its
+#: pairs of columns
 SWEEPS, OF_A_ROW = 10.0, 50.0
 #: pivots of a precision of unit diagonal that are rounding
 ROUNDING = 1e-14

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import starmap
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -146,18 +145,26 @@ PROCESSES = "process", "nearest"
 Table = Mapping[Key, Combination]
 
 
+#: factors of rows in the arguments of the user
+FACTORS = {
+    "row": "batch_size=None",
+    "latents": "several latents per row",
+    "minibatch": "a batch_size",
+}
+
+
+def form_in_words(posterior: str, factor: str) -> str:
+    """A form of q and its factors in the arguments of the user."""
+    if posterior == "nearest":
+        return "a process by nearest rows"
+    if posterior == "process":
+        return "a process of several latents" if factor == "latents" else "a process"
+    return f"posterior={posterior!r}, {FACTORS[factor]}"
+
+
 def words(key: Key) -> str:
     """A key of a table in the arguments of the user."""
-    posterior, factor, stores = key
-    if posterior == "nearest":
-        return f"a process by nearest rows, {SCHEDULES[stores]}"
-    if posterior == "process":
-        several = " of several latents" if factor == "latents" else ""
-        return f"a process{several}, {SCHEDULES[stores]}"
-    size = {"row": "batch_size=None", "latents": "several latents per row"}.get(
-        factor, "a batch_size"
-    )
-    return f"posterior={posterior!r}, {size}, {SCHEDULES[stores]}"
+    return f"{form_in_words(*key[:2])}, {SCHEDULES[key[2]]}"
 
 
 def _row(engine: MakesEngine, takes: str, **only: bool) -> Combination:
@@ -253,16 +260,13 @@ def at_start(problem: RowsOrProcess) -> EndState:
 class Asked(NamedTuple):
     """An argument that only some combinations take."""
 
+    #: what the user calls it
+    argument: str
+    value: object
     #: in the table
     name: str
-    value: object
     #: the other argument that it does not go with. "": the combination takes it, or does not
     beside: str = ""
-
-    @property
-    def argument(self) -> str:
-        """What the user calls it."""
-        return self.name.split("=")[0]
 
 
 def legal(
@@ -316,12 +320,12 @@ def _no_cell(key: Key, table: Table, schedule: Schedule) -> str:
     stored = [s for p, f, s in table if (p, f) == (posterior, factor)]
     if not stored:
         forms = sorted({repr(p) for p, f, _ in table if f == factor}, reverse=True)
-        beside = words(key).split(", ")[1]
+        beside = SCHEDULES[stores] if posterior in PROCESSES else FACTORS[factor]
         return f"posterior is {posterior!r}; allowed with {beside}: {', '.join(forms)}"
     others = "; or " + " | ".join(words(k) for k in table if k[2] == stores)
     return (
         f"schedule is {_checks.describe(schedule)}; allowed with "
-        f"{words((posterior, factor, stored[0])).rsplit(', ', 1)[0]}: "
+        f"{form_in_words(posterior, factor)}: "
         + ", ".join(SCHEDULES[one] for one in stored)
         + (others if len(others) > len("; or ") else "")
     )
@@ -363,24 +367,24 @@ def _check_cell(key: Key, row: Combination, schedule: Schedule, scheme: Scheme, 
 
 def asked(schedule: Schedule, scheme: Scheme, options: Options) -> list[Asked]:
     """The arguments that only some combinations take, then those that exclude each other."""
-    found = {name: value for name, value in options.items() if value is not None}
+    every = [Asked(name, value, name) for name, value in options.items() if value is not None]
     if scheme.relaxes:
-        found["scheme='relaxed'"] = scheme
+        every.append(Asked("scheme", scheme, "scheme='relaxed'"))
     for name in SCHEDULE_NUMBERS:
         value = getattr(schedule, name, None)
         if value is not None and not (name in ("damping", "power") and value == 1.0):
-            found[name] = value
+            every.append(Asked(name, value, name))
     if schedule.order in ("parallel", "shuffled", "chunked", "as_completed"):
-        found[f"order={schedule.order!r}"] = schedule.order
+        every.append(Asked("order", schedule.order, f"order={schedule.order!r}"))
     excluded: dict[str, tuple[str, ...]] = {}
     if schedule.order == "parallel":
         excluded["order='parallel'"] = ("block",)
     if scheme.relaxes:
         none = "power", "weights", "prior", "order='parallel'", "order='chunked'"
         excluded["scheme='relaxed'"] = none
-    every = list(starmap(Asked, found.items()))
+    found = {one.name: one for one in every}
     for other, names in excluded.items():
-        every += [Asked(name, found[name], other) for name in names if name in found]
+        every += [found[name]._replace(beside=other) for name in names if name in found]
     return every
 
 
@@ -400,8 +404,7 @@ def _not_taken(one: Asked, key: Key, table: Table) -> str:
 
 
 DEFAULT_SCHEDULE, EXACT = EP(), schemes.Exact()
-#: copies of a row that a weight makes, on average at most: 300 rows take .02, .06 and .43 s with
-#: weights of 1, 10 and 100
+#: copies of a row that a weight makes, on average at most: a fit takes as many times as long
 MOST_COPIES = 100
 #: what a schedule may be: of rows, and of a process
 ALLOWED = (

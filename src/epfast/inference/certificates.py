@@ -169,7 +169,7 @@ def check(
         reference = parts[used.reference]
         unit = reference.moments()
         unit = unit[0], np.where(unit[1] > 0.0, unit[1], 1.0)
-        seen = moments(sampler, parts, used, unit, reference.known)
+        seen = moments(sampler, parts, used, unit, reference.has_moments)
         seen = seen.beside(*unit, mean, sd)
     believed = _believed(used, sampler.draws)
     verdict = _verdict(log_evidence, seen, used, believed, searched) or _beside(proposal, better)

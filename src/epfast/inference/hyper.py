@@ -31,7 +31,7 @@ MOST_LOST = 20
 #: share of the curvature to which a step may lower it: Powell's damping of BFGS
 BENDS = 0.1
 #: gain in nats of one more step that a search may leave without a word
-LEFT = 0.01
+SLIGHT_GAIN = 0.01
 #: names of scales of noise, whose logs are another start if they are so far below: at half of the
 #: sd, with half of the rows as degrees of freedom
 NOISE, APART_IN_NOISE = ("sd", "variance", "scale"), math.log(2.0)
@@ -203,7 +203,7 @@ class Target(Generic[P]):
     def modes(self) -> list[HyperPoint[P]]:
         """Local maxima, from each start; the most probable one first."""
         found = self.found()
-        if found[0].promised > LEFT:
+        if found[0].promised > SLIGHT_GAIN:
             warn_user(
                 f"the search of the hyper-parameters ended before their mode, which may have "
                 f"{found[0].promised:.2g} nats more: fits beyond do not converge; try other "

@@ -42,7 +42,7 @@ class Proposal:
     #: whether it is the closest Gaussian there is, and the only one
     is_best = False
     #: whether :meth:`moments` are those of what is drawn. Else they are units alone
-    known = True
+    has_moments = True
     #: whether it has ``log_volume`` and ``squares``, so that others may be drawn from beside it
     has_density = False
 
@@ -235,16 +235,16 @@ def moments(
     parts: Sequence[Proposal],
     used: ImportanceWeights,
     unit: tuple[Array, Array],
-    known: bool = True,
+    has_moments: bool = True,
 ) -> ExactMoments:
     """Weighted moments by a second pass over the same draws, with errors by the delta method.
 
     unit: mean and standard deviation, (q,) each, of ``parts[used.reference]``. The weights of that
     Gaussian give these. The differences from them are what is averaged, so that weights that are
-    all alike leave no error at all. known: that is so. Else they are units alone.
+    all alike leave no error at all. has_moments: that is so. Else they are units alone.
     """
     mean, sd = unit
-    relative = known and used.relative
+    relative = has_moments and used.relative
     pairs, q = sampler.draws // 2, len(mean)
     weights, base = used.weights.reshape(2, pairs), relative * used.base.reshape(2, pairs)
     # sums over pairs of first and second moments a, b (less those of the base), and of their

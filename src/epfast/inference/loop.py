@@ -125,6 +125,13 @@ class Counts(NamedTuple):
 NO_COUNTS = Counts()
 
 
+class Extent(NamedTuple):
+    """What only a pass over rows that were not counted before knows; see :class:`OfSites`."""
+
+    n_sites: int
+    evidence_bound: float
+
+
 class Swept(NamedTuple, Generic[S]):
     """What a sweep has found. See :class:`SweepInfo`."""
 
@@ -146,6 +153,8 @@ class Swept(NamedTuple, Generic[S]):
     #: damping beside that of the schedule
     damping: float = 1.0
     in_flight: int | None = None
+    #: None: that of the engine
+    extent: Extent | None = None
 
 
 class OfSites(Protocol):
@@ -213,6 +222,8 @@ class Fit(NamedTuple, Generic[E]):
     stopped: bool = False
     #: why sweeps that stand still have not converged
     reason: str = ""
+    #: of the last sweep. None: that of the engine
+    extent: Extent | None = None
 
 
 def run(
@@ -265,7 +276,7 @@ def run(
     """
     history: list[SweepInfo] = []
     converged, stopped = False, False
-    state, first, now = None, 0, None
+    state, first, now, extent = None, 0, None, None
     try:
         with at_work(engine.pool, engine.order_of_matrices):
             state = engine.init(start)
@@ -277,7 +288,9 @@ def run(
                     # functions of the user may keep the states that they see
                     swept = engine.sweep(state, callback is not None, tick, now)
                     new, moved, evidence, counts, now, drift = swept[:6]
-                    sound = math.isfinite(evidence) or math.isnan(engine.evidence_bound)
+                    extent = swept.extent
+                    bound = (extent or engine).evidence_bound
+                    sound = math.isfinite(evidence) or math.isnan(bound)
                     if not (sound and math.isfinite(moved)):
                         raise FloatingPointError(
                             f"the posterior or its evidence overflowed; {engine.remedy}"
@@ -318,7 +331,7 @@ def run(
                         damping = schedule.damping * swept.damping
                         if settled and damping != 1.0:
                             settled = _lag(history, damping) <= enough
-                    impossible = evidence > engine.evidence_bound
+                    impossible = evidence > bound
                     converged = bool(settled and counts.refused == 0 and not impossible)
                     # sites refused, and all else as it was to the last bit: so it would be again
                     still = moved == 0.0 and [h.log_evidence for h in history[-2:-1]] == [evidence]
@@ -330,7 +343,8 @@ def run(
             if converged:
                 end = engine.summary(state, evidence=False) if now is None else now
                 reason = mean_beyond_precision(end.mean, end.variance)
-            return Fit(engine.finish(state), converged and not reason, history, stopped, reason)
+            result, converged = engine.finish(state), converged and not reason
+            return Fit(result, converged, history, stopped, reason, extent)
     except KeyboardInterrupt as pressed:
         if isinstance(pressed, PartOfSweep):
             state = pressed.state
@@ -457,25 +471,27 @@ def warn_of(
 
     fit: what has ended, or its posterior; engine: what was run, or its problem.
     """
-    history = fit.history
+    history, reason = fit.history, ""
+    sites: Extent | OfSites = engine
+    if isinstance(fit, Fit):
+        reason, sites = fit.reason, fit.extent or engine
     if not history:
         return
 
     def say(text: str) -> None:
         warn_user(f"{text}; {engine.remedy}", category)
 
-    reason = getattr(fit, "reason", "")
     if reason:
         warn_user(reason, category)
     last = history[-1]
-    if last.log_evidence > engine.evidence_bound:
+    if last.log_evidence > sites.evidence_bound:
         say(
             f"the log evidence is {last.log_evidence:+.4g}, and cannot be above 0 as no factor is "
             "above 1: EP did not converge to anything, and the result is unusable"
         )
     if last.n_refused:
         say(
-            f"{last.n_refused} of {engine.n_sites} sites were refused in the last sweep (an "
+            f"{last.n_refused} of {sites.n_sites} sites were refused in the last sweep (an "
             "improper cavity or fit): their factors count as they were fitted before, or not at all"
         )
     if last.n_failed:

@@ -47,6 +47,11 @@ class Sites(NamedTuple):
             np.where(proper, variance / safe, np.inf),
         )
 
+    def proper_cavities(self, mean: Array, variance: Array) -> tuple[Array, Array] | None:
+        """The same, or None if a cavity is improper."""
+        cavities = self.cavities(mean, variance)
+        return cavities if np.isfinite(cavities[1]).all() else None
+
 
 def check_proper(variance: Array) -> None:
     """Refuse cavities of which some are improper: their variance is inf."""

@@ -174,12 +174,14 @@ def fit_mixture(
         "noise_variance": noise_variance,
         "noise_prior": noise_prior,
     }
-    post, engine = fitted(X, n_components, given, schedule, rng, start, callback, progress, n_init)
+    post, engine = fit_model(
+        X, n_components, given, schedule, rng, start, callback, progress, n_init
+    )
     warn_of(post, engine, post.schedule)
     return post
 
 
-def fitted(
+def fit_model(
     X: Any,
     n_components: Any,
     given: dict[str, Any],

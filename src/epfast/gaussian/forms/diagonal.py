@@ -36,7 +36,7 @@ from epfast.gaussian.problem import Problem
 from epfast.gaussian.rows import Data, Stream
 from epfast.gaussian.state import State
 from epfast.inference import Counts, PartOfSweep, Sites, run
-from epfast.inference.loop import change
+from epfast.inference.loop import Extent, change
 from epfast.inference.mixing import mixed
 from epfast.inference.runtime import (
     Tick,
@@ -532,10 +532,10 @@ class DiagonalPass(DiagonalEngine):
             # rows are counted where they are visited: Ctrl-C cannot come between
             reached = self._reached(q, start, core.n_visited - visited_before)
             raise PartOfSweep(reached) from None
-        self.n_sites = -(-seen // form.size)
         refused, failed, clipped = map(int, counts + since(core, counted_before))
         new = reached._replace(sweeps=sweeps + 1)
-        return Visited(Counts(refused, failed, clipped), new, trace=trace)
+        extent = Extent(-(-seen // form.size), self.evidence_bound)
+        return Visited(Counts(refused, failed, clipped), new, trace=trace, extent=extent)
 
     def _reached(self, q: Reached | None, start: MeansState, rows: int) -> MeansState:
         """The posterior that visits of so many rows have left, and that was known before.

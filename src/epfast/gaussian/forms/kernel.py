@@ -19,34 +19,31 @@ from epfast._core.row_sweeps import BlockedSweep
 from epfast._core.rows import Units
 from epfast._core.thread_pool import ThreadPool
 from epfast._core.tilted import TiltedMoments
-from epfast.gaussian.accelerate import cavities, fitted_at, joint_sites, log_mass
+from epfast.gaussian.accelerate import joint_sites, log_mass, sites_of_cavities
 from epfast.gaussian.engine import EPEngine, Form, Visited, Visits, block_size, flat
 from epfast.gaussian.orders import AtOnce
 from epfast.gaussian.prior import CenteredPrior, KernelPrior
 from epfast.gaussian.problem import Problem, RowsOrProcess
-from epfast.gaussian.state import RelaxationFactors
+from epfast.gaussian.state import RelaxationFactors, not_proper
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, pool_of
 
 #: most numbers that one call of the core touches, so that Ctrl-C acts within about a second
 CHUNK = 1 << 30
-#: sweeps of one value after the other until q is built from the sites again: at n = 1,000 that
-#: takes 42 ms, as long as such a sweep, and with it after each of them a fit takes 1.3 times as
-#: long, one in sequential order 1.5 times
+#: sweeps of one value after the other until q is built from the sites again, which takes as long as
+#: such a sweep
 REFRESH = 5
 #: q is built again, too, when a variance shrank below this fraction: so far a sweep has no digits
-#: left (cancellation). 37 fits of 150 to 600 values take 1.1 times as long with .01, and without
-#: the rule their log evidence changes by 2e-11
+#: left (cancellation)
 SHRUNK = 1e-4
-#: values from which the automatic order takes joint steps: of easy fits (probit, rbf) those of
-#: n = 128 take 1.3 times as long with them, of 200 as long, of 300 0.6, of 1,000 half as long
+#: values from which the automatic order takes joint steps, which take longer on fewer
 JOINT_FROM = 128
 #: a joint step that leaves more than this share of the distance to a fixed point is followed by a
-#: sweep of one value after the other: the 37 fits take 142 sweeps with .1, and 135 with .3 to .9
+#: sweep of one value after the other
 CONTRACTS = 0.3
 #: precision of a site, over that of the prior, from which its covariances come from R, eps over
-#: which is lost. The 37 fits take as long from 0 to 1
+#: which is lost
 SMALL = 1e-3
 
 
@@ -291,7 +288,8 @@ class Dual(Kernel):
         self.problem, self.base_evidence, self.sweeps = problem, base_evidence, problem.base.sweeps
         self.weights = len(problem.prior.shift)
 
-    improper = Form.improper  # type: ignore[assignment]
+    def improper(self, sites: Sites) -> FloatingPointError:
+        return not_proper()
 
 
 class ValuesInTurn(Visits[ValueState, KernelMemory]):
@@ -373,8 +371,8 @@ class Jointly(Visits[ValueState, KernelMemory]):
         moments = None if aim is None else form.moments(aim.sites)
         if aim is None or moments is None:
             return None
-        around = cavities(aim.sites, moments.mean, moments.variance)
-        fit = None if around is None else fitted_at(engine.tilted, y, *around)
+        around = aim.sites.proper_cavities(moments.mean, moments.variance)
+        fit = None if around is None else sites_of_cavities(engine.tilted, y, *around)
         if around is None or fit is None:
             return None
         scale = fit.log_scale - log_mass(fit.precision, fit.shift, *around)

@@ -22,9 +22,7 @@ from epfast.gaussian.problem import Problem
 from epfast.inference import Counts, Sites, Summary
 from epfast.inference.runtime import Tick
 
-#: rows that are fitted from the same sites: a share of all, and most of them. Of 3,000 rows of
-#: eight columns a sweep of 1, 4, 16 and 64 blocks left .31, .10, .07 and .06 of the distance to the
-#: fixed point
+#: rows that are fitted from the same sites: a share of all, and most of them
 BLOCKS, BLOCK = 16, 256
 
 

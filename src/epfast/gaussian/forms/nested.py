@@ -24,12 +24,12 @@ from epfast._core.rows import Rows
 from epfast.gaussian.engine import (
     STALLED,
     EPEngine,
-    Form,
     Full,
     Visited,
     Working,
     contraction,
     gaussian,
+    proper,
 )
 from epfast.gaussian.problem import Problem
 from epfast.gaussian.state import State
@@ -124,7 +124,7 @@ def of_differences(tau: Array, nu: Array) -> tuple[Array, Array]:
     return matrix, nu - share * nu.sum(axis=1)[:, None]
 
 
-def cavities(mean: Array, covariance: Array, sites: Sites) -> tuple[Array, Array]:
+def cavities_of_differences(mean: Array, covariance: Array, sites: Sites) -> tuple[Array, Array]:
     """Mean and covariance of the differences without the sites of their rows."""
     matrix, shift = of_differences(sites.precision, sites.shift)
     system = np.eye(mean.shape[1]) - covariance @ matrix
@@ -209,7 +209,8 @@ class Joint(Full[NestedMemory]):
         self.classes = y[:, 0].astype(np.intp)
         self.offset = y[:, 1:] if y.shape[1] > 1 else None
 
-    prior = Form.prior
+    def prior(self) -> NestedState:
+        return proper(self.rebuild(self.flat(), 0))
 
     def rebuild(self, sites: Sites, sweeps: int) -> NestedState | None:
         """The prior times the sites, or None if that is improper. O(n (C d)^2 + (C d)^3)."""
@@ -362,7 +363,7 @@ class NestedEngine(EPEngine[NestedState, State, NestedMemory]):
         (M, b), sd = of_differences(*sites[:2]), np.sqrt(C.diagonal(0, 1, 2))
         if not (sd > 0.0).all():
             return None
-        (_, V), inner = cavities(mean, C, sites), sites
+        (_, V), inner = cavities_of_differences(mean, C, sites), sites
         pulled: Array | float = 0.0
         if form.offset is not None:  # sites are on h with its offset
             pulled = to_classes(form.classes, b) - form.of_classes(everyone, sites)[1]
@@ -399,7 +400,7 @@ class NestedEngine(EPEngine[NestedState, State, NestedMemory]):
         """Fit sites of some rows from one posterior in place. Return how many rows are lost."""
         old = families.select(sites, numbers)
         h, S = self.form.marginals(state, numbers)
-        m, V = cavities(h, S, old)
+        m, V = cavities_of_differences(h, S, old)
         undamped, _, refused = within(m, V, old, ROUNDS)
         new = families.damped(old, undamped, damping)
         precision, shift, scale = self.form.sums(numbers, new, old)

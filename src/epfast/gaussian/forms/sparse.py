@@ -26,10 +26,8 @@ from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
 
 #: least share of a change that is taken, how much more than the last one it may be, and the share
-#: of its precision to which a site may fall in a sweep. Of 400 models of ten smooth likelihoods and
-#: 200 of five with kinks one does not converge, a probit on a wide walk. The others take 19 and 31
-#: sweeps to 1e-8 on average, and with a constant share of .5 42 and 60. With shares of up to 2 they
-#: all converge, and logistic models of 10,000 rows and 25 columns do not
+#: of its precision to which a site may fall in a sweep. With shares above 1 some logistic models of
+#: many rows do not converge
 LEAST, RISE, FALL = 0.1, 1.5, 0.2
 TINY = 1e-9
 

@@ -25,7 +25,7 @@ from epfast._arrays import Array, Piece, as_array, symmetric_from_upper
 from epfast._core.latents import LatentSites
 from epfast._core.row_sweeps import add_sites, marginals
 from epfast._core.rows import Rows
-from epfast.gaussian.accelerate import cavities, conjugate_gradients
+from epfast.gaussian.accelerate import conjugate_gradients
 from epfast.gaussian.engine import (
     EPEngine,
     Form,
@@ -49,12 +49,11 @@ from epfast.losses import LatentLoss
 
 #: largest number of curvatures, (C, C) for each row, for steps on the means
 MOST_CURVATURES = 1 << 25
-#: columns up to which few rows of a log-concave likelihood go one after the other: tables of 3 to
-#: 13 columns take 1.1 to 1.4 times as long in chunks, and of 60 columns 1.1 to 1.4 times as long
-#: without them
+#: columns up to which few rows of a log-concave likelihood go one after the other: chunks take less
+#: time with more
 BY_ROWS_UP_TO = 32
-#: observations up to which the first sweep visits one after the other: fits of processes of 100 to
-#: 400 take 1.1 times as long without it, and of 600 and 900 .9 and .98 of the time with it
+#: observations up to which the first sweep visits one after the other: with more, parts take less
+#: time
 SEQUENTIAL_UP_TO = 400
 
 #: about the solution of a linear system, see :func:`conjugate_gradients`
@@ -135,7 +134,8 @@ class Stack(Full[ChunkMemory], LatentForm[StackState, State, StackState]):
         self.weights, self.rooted = self.latents * self.order, True
         self.numbers = np.arange(n)
 
-    prior = Form.prior
+    def prior(self) -> StackState:
+        return proper(self.rebuild(self.flat(), 0))
 
     def rebuild(self, sites: Sites, sweeps: int) -> StackState | None:
         """The prior times the sites, or None if that is no proper Gaussian. O(C n d^2)."""
@@ -383,7 +383,7 @@ class LatentEngine(EPEngine[S, E, ChunkMemory], Generic[S, E, G]):
         form, sites, covariance = self.form, state.sites, self.form.covariances(state)
         mean, variance = form.moments_at(form.each(state), range(self.n_sites))
         h: Array = mean.T
-        around = cavities(sites, h, variance.T)
+        around = sites.proper_cavities(h, variance.T)
         if around is None:
             return state
         m, v = map(np.ascontiguousarray, around)
