@@ -41,6 +41,10 @@ STANDS = 1e-4
 Changing: TypeAlias = Any  # type: ignore[explicit-any]
 
 
+class MemoryOfForm(Protocol):
+    """What the next sweep goes by. Only the visits that made it read it."""
+
+
 class StateOfForm(Protocol):
     """What the engine reads of a state, whose sites and memory it hands on."""
 
@@ -51,7 +55,7 @@ class StateOfForm(Protocol):
     def sweeps(self) -> int: ...
 
     @property
-    def memory(self) -> object: ...
+    def memory(self) -> MemoryOfForm | None: ...
 
     @property
     def relaxed(self) -> RelaxationFactors | None: ...
