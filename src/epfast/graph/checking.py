@@ -37,7 +37,7 @@ class GraphProposal(Proposal):
     """
 
     def __init__(self, problem: GraphProblem, state: GraphState) -> None:
-        self.known = bool((problem.families <= 0).all())
+        self.has_moments = bool((problem.families <= 0).all())
         column, self.size = columns_of(problem)
         self.width = self.size + int((problem.sizes[problem.families == CATEGORICAL] - 1).sum())
         #: for each family its columns, coordinate, natural parameters of the priors, whether these

@@ -471,18 +471,15 @@ def warn_of(
 
     fit: what has ended, or its posterior; engine: what was run, or its problem.
     """
-    history, reason = fit.history, ""
-    sites: Extent | OfSites = engine
-    if isinstance(fit, Fit):
-        reason, sites = fit.reason, fit.extent or engine
+    history, sites = fit.history, fit.extent or engine if isinstance(fit, Fit) else engine
     if not history:
         return
 
     def say(text: str) -> None:
         warn_user(f"{text}; {engine.remedy}", category)
 
-    if reason:
-        warn_user(reason, category)
+    if fit.reason:
+        warn_user(fit.reason, category)
     last = history[-1]
     if last.log_evidence > sites.evidence_bound:
         say(

@@ -177,6 +177,8 @@ class Recorded:
     problem: OfFit
     converged: bool
     history: list[SweepInfo]
+    #: why sweeps that stand still have not converged
+    reason: str = ""
     #: the result of the last ``check()``, or None before the first
     last_check: Check | None = None
 
