@@ -32,8 +32,8 @@ from epfast._arrays import AnyArray, Array, Indices, to_float64
 from epfast.gaussian.posterior import GaussianPosterior, Posterior, shifted
 from epfast.gaussian.rows import ends_of
 from epfast.gaussian.table import copies
-from epfast.inference.loop import Ended, OfSites
-from epfast.inference.records import Recorded, warn_user
+from epfast.inference.loop import Ended, OfSites, Recorded
+from epfast.inference.records import warn_user
 from epfast.inference.report import WEIGHTS, leave_one_out, not_counts
 from epfast.inference.runtime import blas_threads, cores, threads_of, with_room
 from epfast.losses import Loss, Multiclass, quantiles

@@ -23,7 +23,7 @@ from epfast.inference import Sites, SweepInfo, certificates, learning, report
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
 from epfast.inference.importance import Proposal
-from epfast.inference.records import Recorded
+from epfast.inference.loop import Recorded
 from epfast.inference.runtime import cached_property
 from epfast.losses import LatentLoss, Loss
 from epfast.schemes import Relaxed, Scheme

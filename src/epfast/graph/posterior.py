@@ -30,7 +30,7 @@ from epfast.graph.variables import Block, Index, Linear, Scales, Variables
 from epfast.inference import SweepInfo
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
-from epfast.inference.records import Recorded
+from epfast.inference.loop import Recorded
 from epfast.inference.report import Drawn, checked_level, interval, to_arviz
 from epfast.inference.runtime import cached_property
 from epfast.losses.names import LossGiven

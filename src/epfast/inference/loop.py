@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,14 +22,17 @@ from epfast.inference.records import (
     ConvergenceWarning,
     ExecutorFailed,
     Interrupted,
+    OfFit,
     PartOfSweep,
-    Recorded,
     SweepInfo,
     warn_user,
 )
 from epfast.inference.runtime import Tick, at_work, ticks
 from epfast.losses import Loss
 from epfast.schedules import FilledSchedule
+
+if TYPE_CHECKING:
+    from epfast.inference.certificates import Check
 
 logger = logging.getLogger("epfast")
 
@@ -224,6 +227,40 @@ class Fit(NamedTuple, Generic[E]):
     reason: str = ""
     #: of the last sweep. None: that of the engine
     extent: Extent | None = None
+
+
+class Recorded:
+    """The record of a fit. A subclass has ``state`` and ``problem``."""
+
+    state: OfFit
+    problem: OfFit
+    converged: bool
+    history: list[SweepInfo]
+    #: why sweeps that stand still have not converged
+    reason: str = ""
+    #: the result of the last ``check()``, or None before the first
+    last_check: Check | None = None
+
+    def _remembered(self, check: Check) -> Check:
+        """Keep the result of a check, and return it."""
+        vars(self)["last_check"] = check
+        return check
+
+    @property
+    def schedule(self) -> FilledSchedule:
+        schedule: FilledSchedule = self.problem.schedule
+        return schedule
+
+    @property
+    def n_sweeps(self) -> int:
+        """Sweeps in all, those of warm starts included."""
+        sweeps: int = self.state.sweeps
+        return sweeps
+
+    @property
+    def n_refused(self) -> int:
+        """Sites that kept their old value, summed over the sweeps of this fit."""
+        return sum(info.n_refused for info in self.history)
 
 
 def run(

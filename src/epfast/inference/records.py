@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from epfast._arrays import Array
-from epfast.schedules import FilledSchedule
-
-if TYPE_CHECKING:
-    from epfast.inference.certificates import Check
-
 
 #: what a user is given of a fit, a state or a posterior, of the class that its door documents
 OfFit: TypeAlias = Any  # type: ignore[explicit-any]
@@ -168,37 +163,3 @@ class ExecutorFailed(RuntimeError):  # noqa: N818 (named as Interrupted is)
     def __init__(self, message: str, posterior: OfFit = None) -> None:
         super().__init__(message)
         self.posterior = posterior
-
-
-class Recorded:
-    """The record of a fit. A subclass has ``state`` and ``problem``."""
-
-    state: OfFit
-    problem: OfFit
-    converged: bool
-    history: list[SweepInfo]
-    #: why sweeps that stand still have not converged
-    reason: str = ""
-    #: the result of the last ``check()``, or None before the first
-    last_check: Check | None = None
-
-    def _remembered(self, check: Check) -> Check:
-        """Keep the result of a check, and return it."""
-        vars(self)["last_check"] = check
-        return check
-
-    @property
-    def schedule(self) -> FilledSchedule:
-        schedule: FilledSchedule = self.problem.schedule
-        return schedule
-
-    @property
-    def n_sweeps(self) -> int:
-        """Sweeps in all, those of warm starts included."""
-        sweeps: int = self.state.sweeps
-        return sweeps
-
-    @property
-    def n_refused(self) -> int:
-        """Sites that kept their old value, summed over the sweeps of this fit."""
-        return sum(info.n_refused for info in self.history)

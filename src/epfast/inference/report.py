@@ -16,10 +16,10 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.vector import build_facts
 from epfast.inference.certificates import VERDICTS
+from epfast.inference.loop import Recorded
 from epfast.inference.records import (
     ConvergenceWarning,
     DataWarning,
-    Recorded,
     Sites,
     SweepInfo,
     warn_user,

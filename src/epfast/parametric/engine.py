@@ -42,8 +42,7 @@ from epfast._core.thread_pool import ThreadPool
 from epfast.gaussian.files import contents
 from epfast.inference import Counts, PartOfSweep, Summary, SweepInfo, Swept
 from epfast.inference.files import write
-from epfast.inference.loop import change
-from epfast.inference.records import Recorded
+from epfast.inference.loop import Recorded, change
 from epfast.inference.runtime import Tick, TimedPieces, physical_memory
 from epfast.schedules import ADF, AEP, DSEP, EP, SEP
 
