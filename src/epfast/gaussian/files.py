@@ -25,9 +25,6 @@ from epfast.schemes import Scheme
 #: sparse matrices by their names
 SPARSE = {kind.__name__: kind for kind in (sparse.csr_matrix, sparse.csr_array)}
 
-#: words of files for a class and a field that have better names here
-WORDS = {"KeptMoments": "Known", "kept": "known"}
-OURS = {word: name for name, word in WORDS.items()}
 
 #: what a file has of a posterior: numbers, texts, arrays, matrices, and objects of these
 Part: TypeAlias = Plain | Array | Loss | Prior | Scheme | sparse.csr_array
@@ -55,12 +52,7 @@ def contents(post: Part) -> tuple[dict[str, Array], dict[str, Plain]]:
     saved: dict[int, tuple[Array, Plain]] = {}
 
     def named_parts(name: str, parts: Mapping[str, Part]) -> Plain:
-        words = {WORDS.get(key, key): item for key, item in parts.items()}
-        return {key: pack(f"{name}.{key}".strip("."), item) for key, item in words.items()}
-
-    def described_as(name: str, value: Part, parts: Mapping[str, Part]) -> Plain:
-        kind = type(value).__name__
-        return {"type": WORDS.get(kind, kind), "fields": named_parts(name, parts)}
+        return {key: pack(f"{name}.{key}".strip("."), item) for key, item in parts.items()}
 
     def pack(name: str, value: Part) -> Plain:
         if isinstance(value, np.ndarray):
@@ -96,7 +88,7 @@ def contents(post: Part) -> tuple[dict[str, Array], dict[str, Plain]]:
             return {"dict": [[key, pack(f"{name}.{key}", item)] for key, item in value.items()]}
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             named = dict(zip(value._fields, value, strict=True))
-            return described_as(name, value, named)
+            return {"type": type(value).__name__, "fields": named_parts(name, named)}
         if isinstance(value, list | tuple):
             packed = [pack(f"{name}.{k}", item) for k, item in enumerate(value)]
             return {type(value).__name__: packed}
@@ -109,7 +101,7 @@ def contents(post: Part) -> tuple[dict[str, Array], dict[str, Plain]]:
         if is_dataclass(value):  # without what was computed later
             cached = set(vars(value)) - {field.name for field in fields(value)}
             state = {key: item for key, item in state.items() if key not in cached}
-        return described_as(name, value, state)
+        return {"type": type(value).__name__, "fields": named_parts(name, state)}
 
     described = pack("", post)
     return arrays, {"posterior": attrgetter("kind")(post), "fields": described}
@@ -147,8 +139,8 @@ def restored(
         if "tuple" in value:
             return tuple(map(unpack, itemgetter("tuple")(value)))
         name, named = itemgetter("type", "fields")(value)
-        of_kind = kinds[_checks.choice("type", OURS.get(name, name), tuple(kinds))]
-        fields_of = {_field(of_kind, key): unpack(item) for key, item in named.items()}
+        of_kind = kinds[_checks.choice("type", name, tuple(kinds))]
+        fields_of = {key: unpack(item) for key, item in named.items()}
         if hasattr(of_kind, "_fields"):
             return of_kind(**fields_of)
         instance: Part = object.__new__(of_kind)
@@ -159,13 +151,6 @@ def restored(
         return instance
 
     return unpack(value)
-
-
-def _field(kind: type, word: str) -> str:
-    """The name of a field of a class, of the word for it in a file."""
-    if word in OURS and word not in attrgetter("__match_args__")(kind):
-        return OURS[word]
-    return word
 
 
 def shapes(owner: str, **places: str | Shape) -> dict[str, Shape]:

@@ -45,7 +45,7 @@ Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 Setting = Plain | Real | np.bool_ | Array | Mapping[str, "Setting"] | Sequence["Setting"]
 
 #: format of the files that ``write`` makes
-FORMAT = 4
+FORMAT = 5
 #: bytes that a packed file may hold beyond its own size. What ``write`` makes is not packed
 UNPACKED = 4 << 20
 #: unfinished files. Their writers hold a lock on them, which the system drops where one is killed
