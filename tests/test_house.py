@@ -17,8 +17,8 @@ OPTIONAL |= {"pandas", "xarray", "arviz", "arviz_stats", "formulae"}
 PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_validate_data"}
 
 #: from the ground up; a room may import those below it, not its neighbours
-FLOORS = """_core / _arrays / _checks / losses priors schedules families / schemes inference
-    / operators / gaussian / graph parametric / storage backend / svm / estimators
+FLOORS = """_core / _arrays / _checks / losses priors schedules families _games / schemes inference
+    / operators / gaussian / graph parametric / storage backend _league / svm / estimators
     / formula gpy dask rating plots / __init__ / _demo / __main__"""
 FLOOR = {room: k for k, floor in enumerate(FLOORS.split("/")) for room in floor.split()}
 #: what graphs and networks may import of gaussian

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from epfast import EP, DataWarning, rating
+from epfast import EP, DataWarning, _games, _league, rating
 from epfast.inference import report
-from epfast.rating import belief as belief_of
 
 TIGHT = EP(sweeps=3000, tol=1e-11)
 SET = {"prior_sd": 1.3, "drift": 0.02, "margin": 0.4}
@@ -403,42 +402,60 @@ def test_small_components_beside_a_large_one_are_exact():
 
 
 @pytest.mark.parametrize("home", [None, "home"])
-def test_an_update_visits_what_a_game_touches(home, monkeypatch):
-    """Few rows, and the ratings and evidence of a fit of all games; as do many updates."""
+def test_updates_of_a_product_begin_with_its_sites(home):
+    """Fewer sweeps, and the ratings and evidence of a fit of all games; as do many updates."""
     data = games(players=400, n=8000, at_home=0.4)
     order = np.argsort(data["time"], kind="stable")
     data = {name: np.asarray(part)[order] for name, part in data.items()}
     keys = {"time": "time", "draw": "draw", "home": home}
-    found = rating.fit({name: part[:-30] for name, part in data.items()}, **keys, **SET)
-    rows, fit = [], belief_of.product_fit
-
-    def counted(model, numbers, variables, which, *more):
-        rows.append(len(which))
-        return fit(model, numbers, variables, which, *more)
-
-    monkeypatch.setattr(belief_of, "product_fit", counted)
-    for k in range(7970, 8000):
-        found = found.update({name: part[k : k + 1] for name, part in data.items()})
-    assert np.median(rows) < 200
+    # games that come late divide steps, or are before the first game of a player
+    late = np.append(np.arange(0, 8000, 400), np.arange(7990, 8000))
+    found = rating.fit({name: np.delete(part, late) for name, part in data.items()}, **keys, **SET)
+    assert not found.joint.any()
     whole = rating.fit(data, **keys, **SET)
+    for few in np.array_split(late, 10):
+        found = found.update({name: part[few] for name, part in data.items()})
+        assert found.converged
+        assert len(found.sweeps) < len(whole.sweeps)
     (mean, variance), (other, right) = (x.rating(whole.players) for x in (found, whole))
-    assert (np.abs(mean - other) / np.sqrt(right)).max() < 0.03
-    np.testing.assert_allclose(variance, right, rtol=0.01)
-    assert found.log_evidence == pytest.approx(whole.log_evidence, abs=0.02)
+    assert (np.abs(mean - other) / np.sqrt(right)).max() < 0.003
+    np.testing.assert_allclose(variance, right, rtol=1e-3)
+    assert found.log_evidence == pytest.approx(whole.log_evidence, abs=1e-4)
+    np.testing.assert_allclose(found.history("7").mean, whole.history("7").mean, atol=0.003)
     if home:
-        assert found.home_advantage == pytest.approx(whole.home_advantage, abs=2e-3)
+        assert found.home_advantage == pytest.approx(whole.home_advantage, abs=2e-4)
+
+
+def test_an_update_leaves_other_components():
+    """A pair beside a large league: an update of either, of both, and of new players alone."""
+    large = league(np.random.default_rng(2), 1200, 4000)[0]
+    data = {
+        side: [*large[side].tolist(), *alone]
+        for side, alone in (("winner", ["a", "a"]), ("loser", ["b", "b"]))
+    }
+    found = rating.fit(data, prior_sd=1.0)
+    for more in ((1, 2), ("b", "a"), (1, "new"), ("a", "other"), ("u", "v"), (3, "a")):
+        for side, who in zip(data, more, strict=True):
+            data[side] = [*data[side], who]
+        found = found.update({side: data[side][-1:] for side in data})
+        whole = rating.fit(data, prior_sd=1.0)
+        places = [found.players.index(who) for who in whole.players]
+        np.testing.assert_array_equal(found.joint[places], whole.joint)
+        both = (x.rating(whole.players) for x in (found, whole))
+        for part, other in zip(*both, strict=True):
+            np.testing.assert_allclose(part, other, atol=1e-3)
 
 
 def test_an_update_of_a_joint_gaussian():
-    """Sites of the other games stay while ratings hardly move: right to 0.01 sd."""
+    """The fit begins with the sites of the other games."""
     data = league(np.random.default_rng(4), 30, 3000)[0]
     found = rating.fit({name: part[:-5] for name, part in data.items()}, prior_sd=1.0)
     for k in range(-5, 0):
         found = found.update({"winner": [data["winner"][k]], "loser": [data["loser"][k]]})
     whole = rating.fit(data, prior_sd=1.0)
     (mean, variance), (other, right) = (x.rating(whole.players) for x in (found, whole))
-    assert (np.abs(mean - other) / np.sqrt(right)).max() < 0.01
-    np.testing.assert_allclose(variance, right, rtol=0.02)
+    assert (np.abs(mean - other) / np.sqrt(right)).max() < 1e-4
+    np.testing.assert_allclose(variance, right, rtol=1e-4)
 
 
 def test_two_teams_of_one_are_two_players():
@@ -720,6 +737,45 @@ def test_tables(names, without_pandas, monkeypatch):
     assert np.asarray(table["games"]).sum() == 240
     width = np.asarray(table["95%"]) - np.asarray(table["5%"])
     np.testing.assert_allclose(width, 2 * special.ndtri(0.95) * np.asarray(table["sd"]))
+
+
+@pytest.mark.parametrize("limit", [0, 1000])
+def test_slopes_are_those_of_the_log_evidence(limit):
+    """Products and joint Gaussians: of each parameter, against differences of fits."""
+    data = games(players=8, n=60)
+    columns = {name: data[name] for name in ("winner", "loser", "time", "draw")}
+    reader = _games.Reader(columns, {}, None)
+    own = {"3": (0.5, 0.7)}
+    found = _league.league_of(reader.games(None), reader, own, False)
+    fixed, starts = {"prior_mean": 0.2}, {"prior_sd": 0.1, "drift": -4.0, "margin": -1.0}
+    target = _league.LeagueTarget(found, fixed, starts)
+
+    def point(u):
+        return target.point(u, _league.fitted(found, target.numbers_at(u), TIGHT, limit))
+
+    u = target.starts[0] + [0.1, -0.2, 0.1]
+    values = [[point(u + step).value for step in (e, -e)] for e in 1e-3 * np.eye(3)]
+    by_fits = np.subtract(*np.transpose(values)) / 2e-3
+    np.testing.assert_allclose(target.slopes(point(u)), by_fits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_search_ends_at_a_mode():
+    """No parameter is better elsewhere by the log evidence and the priors that ``fit`` states."""
+    data = games(players=300, n=3000)
+
+    def density(**given):
+        found = rating.fit(data, time="time", draw="draw", **given)
+        p = 1.0 - 2.0 * special.ndtr(-found.margin / np.sqrt(2.0))
+        away = np.log(found.drift * np.ptp(data["time"]) / 0.25) / 1.5
+        log_sd = np.log(found.prior_sd) / 0.5
+        return found.log_evidence - 0.5 * (log_sd**2 + away**2) + np.log(p * (1.0 - p))
+
+    mode = rating.fit(data, time="time", draw="draw")
+    best = {name: getattr(mode, name) for name in ("prior_sd", "drift", "margin")}
+    most = density(**best)
+    for name, value in best.items():
+        for factor in (0.7, 0.95, 1.05, 1.4):
+            assert density(**{**best, name: factor * value}) < most + 0.01
 
 
 @pytest.mark.full

@@ -18,7 +18,7 @@ compares them where the data are. Run it as ``python football.py results.csv``.
    Ratings(337 players, 49520 games)
    being at home is worth 0.57 ± 0.01
    draws: performances within 0.58
-   Argentina - Spain: win 0.37, draw 0.31, loss 0.32
+   Argentina - Spain: win 0.38, draw 0.31, loss 0.32
 """
 
 import csv

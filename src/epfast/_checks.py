@@ -10,7 +10,7 @@ import math
 import numbers
 import os
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -37,7 +37,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 #: a number as a user gives it, not yet checked
-NumberGiven = Given | numbers.Number
+NumberGiven = Given | numbers.Number | Hashable
 
 #: relative rounding error of doubles
 EPS = float(np.finfo(np.float64).eps)

@@ -1,45 +1,53 @@
-"""Ratings: fit, tables, predictions, updates."""
+"""Ratings of players from their games: TrueSkill through time.
+
+A player's rating is a random walk through time. A performance in a game is the rating plus noise of
+variance 1, and that of a team is the sum over its players. The better performance wins, unless the
+difference is within the draw margin. Expectation propagation estimates the ratings of all players
+at all times from all games, earlier and later ones. The posterior of small leagues is a joint
+Gaussian, that of large ones a product over the ratings.
+
+References
+----------
+Herbrich, Minka & Graepel (2006), TrueSkill: a Bayesian skill rating system. Dangauthier, Herbrich,
+Minka & Graepel (2007), TrueSkill through time: revisiting the history of chess.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse, special
 
 from epfast import _checks
-from epfast._arrays import AnyArray, Array, row_chunks
-from epfast.graph.problem import legal
-from epfast.inference import DataWarning, report
-from epfast.inference.certificates import Check
-from epfast.inference.records import warn_user
-from epfast.inference.runtime import cached_property
-from epfast.rating.belief import (
-    EXACT,
-    LeagueBelief,
-    choose,
-    evidence_of,
-    fitted,
-    one_step_ahead,
-    updated,
-)
-from epfast.rating.games import (
+from epfast._arrays import AnyArray, Array, Indices
+from epfast._games import (
     PAIRS,
     TEAMS,
     GamesGiven,
-    Index,
     Player,
     Reader,
     Values,
     checked_priors,
-    own_of,
-    plain,
+    one_or_more,
     several,
+    signs,
 )
-from epfast.rating.model import League, Parameters, appended, build
-from epfast.schedules import Schedule
+from epfast._league import EXACT, LeaguePosterior, chosen, fitted, league_of
+from epfast.graph import Graph
+from epfast.graph.problem import legal
+from epfast.inference import DataWarning, SweepInfo, report
+from epfast.inference.certificates import Check
+from epfast.inference.records import warn_user
+from epfast.inference.runtime import cached_property
+from epfast.schedules import ADF, Schedule
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = ["History", "Prediction", "Ratings", "fit"]
 
 #: most players for a warning of a product. Each of more players meets few others
 FEW = 200
@@ -146,8 +154,7 @@ def fit(
 
     Notes
     -----
-    Missing parameters are chosen at the mode of the evidence times their priors, from the latest
-    20,000 games, in at most 40 short fits.
+    Missing parameters are at the mode of evidence times priors, by the latest 20,000 games.
 
     Players that games connect are a component. The variables of a component are a rating for each
     player at each time of a game of the player, and k - 1 variables for each game of k > 2 teams.
@@ -173,45 +180,40 @@ def fit(
     """
     if schedule is not None and legal(schedule).stores not in ("factor", "none"):
         raise ValueError(f"schedule is {schedule!r}; allowed for ratings: EP() or ADF()")
+    columns = dict(zip(TEAMS, (teams, ranks, weights, time), strict=True))
     if teams is None:
         if ranks is not None or weights is not None:
             raise ValueError("ranks or weights are given without teams; allowed: with teams")
         columns = dict(zip(PAIRS, (winner, loser, time, draw, home), strict=True))
-    else:
-        alone = draw is None and home is None
-        if not (alone and all(isinstance(x, str) for x in (winner, loser))):
-            raise ValueError(
-                "teams is given with winner, loser, draw or home; allowed: with ranks or weights"
-            )
-        columns = dict(zip(TEAMS, (teams, ranks, weights, time), strict=True))
+    elif not (draw is home is None and isinstance(winner, str) and isinstance(loser, str)):
+        raise ValueError(
+            "teams is given with winner, loser, draw or home; allowed: with ranks or weights"
+        )
     reader = Reader(columns, {}, None)
     played = reader.games(games)
     given = {"prior_sd": prior_sd, "drift": drift, "margin": margin}
     for name, value in given.items():
         if value is not None:
-            bound = {"least": 1e-100 if name == "prior_sd" else 0.0, "most": 1e100}
-            given[name] = _checks.number(name, value, **bound)
+            least = 1e-100 if name == "prior_sd" else 0.0
+            given[name] = _checks.number(name, value, least=least, most=1e100)
     if margin == 0.0 and played.draw.any():
         raise ValueError(f"margin is 0 and {played.draw.sum()} games are drawn; allowed: above 0")
-    prior_mean = _checks.number("prior_mean", prior_mean)
-    own_priors = checked_priors(priors)
-    own = own_of(own_priors, reader.code)
-    numbers = choose(
-        played, own, prior_mean=prior_mean, draws=draw is not None or ranks is not None, **given
-    )
-    model = build(played, numbers.drift == 0.0 or np.ptp(played.time) == 0.0, own)
-    belief = fitted(model, numbers, schedule, EXACT)
-    product = belief.place == -1
-    few = len(np.unique(model.player[product]))
+    given["prior_mean"] = _checks.number("prior_mean", prior_mean)
+    own = checked_priors(priors)
+    numbers = chosen(played, reader, own, given)
+    league = league_of(played, reader, own, numbers.drift == 0.0 or not np.ptp(played.time))
+    ratings = Ratings(reader, own, schedule, fitted(league, numbers, schedule, EXACT))
+    few = np.count_nonzero(~ratings.joint)
     if 0 < few <= FEW:
+        parts = ratings._posterior.parts
+        count = sum(len(part.columns) for part in parts if not part.joint)
         warn_user(
-            f"{few} players have {np.count_nonzero(product)} ratings at different times, and above "
-            f"{EXACT:,} there is no joint Gaussian: standard deviations of single ratings are too "
-            "small, down to 0.6 of the right ones in tests; give coarser times, such as months in "
-            "place of days",
+            f"{few} players have {count} ratings at different times, and above {EXACT:,} there is "
+            "no joint Gaussian: standard deviations of single ratings are too small, down to 0.6 "
+            "of the right ones in tests; give coarser times, such as months in place of days",
             DataWarning,
         )
-    return Ratings(reader, own_priors, model, numbers, schedule, belief)
+    return ratings
 
 
 class Ratings:
@@ -226,59 +228,65 @@ class Ratings:
     converged : bool
         Whether all fits converged.
     sweeps : list of SweepInfo
-        Sweeps of the longest fit of a component. After an update those of all its fits.
+        Sweeps of the longest fit of a component.
     """
 
     def __init__(
         self,
         reader: Reader,
         priors: dict[Player, tuple[float, float]],
-        model: League,
-        numbers: Parameters,
         schedule: Schedule | None,
-        belief: LeagueBelief,
+        posterior: LeaguePosterior,
     ) -> None:
-        self._reader, self._priors = reader, priors
-        self._model, self._numbers = model, numbers
-        self._schedule, self._belief = schedule, belief
+        self._reader, self._priors, self._schedule = reader, priors, schedule
+        self._posterior, self._league = posterior, posterior.league
         self.players = list(reader.code)
-        _, self.prior_sd, self.drift, self.margin = numbers
-        self.converged, self.sweeps = belief.converged, belief.sweeps
+        _, self.prior_sd, self.drift, self.margin = posterior.numbers
+        posts = [part.post for part in posterior.parts]
+        self.converged: bool = all(post.converged for post in posts)
+        self.sweeps: list[SweepInfo] = max((post.history for post in posts), key=len)
 
     def __repr__(self) -> str:
         text = "" if self.converged else ", not converged"
-        return f"Ratings({len(self.players)} players, {len(self._model.games.time)} games{text})"
+        return f"Ratings({len(self.players)} players, {self._league.games.n} games{text})"
 
-    @cached_property
+    @property
     def log_evidence(self) -> float:
         """Log evidence of the parameters, with all constants."""
-        return evidence_of(self._model, self._belief, self._numbers)
+        return self._posterior.log_evidence
+
+    @cached_property
+    def _moments(self) -> tuple[Array, Array]:
+        """Means and variances of all variables, (V,) each."""
+        mean, variance = np.zeros((2, self._league.X.shape[1]))
+        for part in self._posterior.parts:
+            belief = part.post[part.variables]
+            mean[part.columns], variance[part.columns] = belief.mean, belief.variance
+        return mean, variance
+
+    @cached_property
+    def _last(self) -> Indices:
+        """The variable of the last rating of each player."""
+        owner = self._league.player[: len(self._league.keys)]
+        return np.flatnonzero(np.diff(owner, append=-1))
 
     @property
     def joint(self) -> NDArray[np.bool_]:
         """Which players have a joint Gaussian, (players,). See the notes of ``fit``."""
-        return np.asarray(self._belief.place[self._last] >= 0)
-
-    @cached_property
-    def _last(self) -> Index:
-        """The variable of the last rating of each player."""
-        order = self._model.order
-        return order[np.flatnonzero(np.diff(self._model.player[order], append=-1))]
-
-    @cached_property
-    def _advantage(self) -> int | None:
-        """The variable of the home advantage."""
-        return None if self._model.games.home is None else int(np.argmax(self._model.player == -1))
+        parts = self._posterior.parts
+        joint = [part.columns for part in parts if part.joint]
+        return np.isin(self._last, np.concatenate([np.empty(0, dtype=np.intp), *joint]))
 
     @property
     def home_advantage(self) -> tuple[float, float] | None:
         """Mean and standard deviation of the home advantage. None if games had no ``home``."""
-        at = self._advantage
+        at = self._league.edge
         if at is None:
             return None
-        return float(self._belief.mean[at]), float(np.sqrt(self._belief.variance[at]))
+        mean, variance = self._moments
+        return float(mean[at]), float(np.sqrt(variance[at]))
 
-    def table(self, level: float = 0.95) -> Any:
+    def table(self, level: float = 0.95) -> DataFrame:
         """Table of the players, sorted by their ratings at their last game.
 
         Parameters
@@ -293,15 +301,15 @@ class Ratings:
             interval, games, and last (the time of the last game, if times were given).
         """
         level = report.checked_level(level)
-        mean, variance = self._belief.mean[self._last], self._belief.variance[self._last]
+        mean, variance = (part[self._last] for part in self._moments)
         low, high = report.interval(mean, variance, level).T
         percent = [f"{100 * share:g}%" for share in (0.5 * (1.0 - level), 0.5 * (1.0 + level))]
         order = np.argsort(-mean, kind="stable")
         names = np.empty(len(self.players), dtype=object)
         names[:] = self.players
-        games = self._model.games
-        game = np.repeat(games.game, np.diff(games.teams.indptr))
-        played = np.unique(games.teams.indices + len(names) * game.astype(np.int64)) % len(names)
+        games = self._league.games
+        row = np.repeat(np.arange(len(games.game)), np.diff(games.teams.indptr))
+        played = np.unique(games.teams.indices + len(names) * games.game[row]) % len(names)
         columns = {
             "player": names,
             "rating": mean,
@@ -310,9 +318,9 @@ class Ratings:
             percent[1]: high,
             "games": np.bincount(played, minlength=len(names)),
         }
-        if self._reader.columns["time"] is not None:
+        if "time" in self._reader.given:
             last = np.full(len(names), -np.inf)
-            np.maximum.at(last, games.teams.indices, games.time[game])
+            np.maximum.at(last, games.teams.indices, games.time[row])
             columns["last"] = self._reader.shown(last)
         attrs = {"log_evidence": self.log_evidence, "converged": self.converged}
         index = [str(k + 1) for k in range(len(names))]
@@ -320,34 +328,26 @@ class Ratings:
 
     def history(self, player: Player) -> History:
         """Times, means and sds of the ratings of a player at all games of the player."""
-        number = self._number("player", player)
-        teams, games = self._model.games.teams, self._model.games
-        rows = np.searchsorted(teams.indptr, np.flatnonzero(teams.indices == number), "right") - 1
-        times = np.unique(games.time[games.game[rows]])
-        at = self._model.find(np.full(len(times), number), times)
-        mean, variance = self._belief.mean[at], self._belief.variance[at]
+        if several(player) is not None or player not in self._reader.code:
+            raise ValueError(f"player is {player!r}, who has no games; allowed: one of .players")
+        number, games = self._reader.code[player], self._league.games
+        entries = np.flatnonzero(games.teams.indices == number)
+        times = np.unique(games.time[np.searchsorted(games.teams.indptr, entries, "right") - 1])
+        at = self._league.find(np.full(len(times), number), times)
+        mean, variance = (part[at] for part in self._moments)
         return History(self._reader.shown(times), mean, np.sqrt(variance))
 
-    def _number(self, name: str, player: Player) -> int:
-        code = self._reader.code
-        try:
-            if player in code:
-                return code[player]
-        except TypeError:
-            pass
-        raise ValueError(f"{name} is {player!r}, who has no games; allowed: one of .players")
-
-    def _names(self, player: Player | Values) -> list[Any] | None:
-        """Players, from a list, a column or an array of them. None for a single player."""
-        if isinstance(player, tuple) and any(isinstance(who, tuple) for who in self.players):
-            return None
-        return several(player)
+    def _names(self, player: Player | Values) -> tuple[list[Player], bool]:
+        """Players, from a list, a column or an array of them, or one; and whether it is no one."""
+        one = isinstance(player, tuple) and any(isinstance(who, tuple) for who in self.players)
+        many = None if one else several(player)
+        return (one_or_more([player]), False) if many is None else (many, True)
 
     def _latent(
         self,
         n: int,
-        row: Index,
-        names: list[Any],
+        row: Indices,
+        names: list[Player],
         weight: Array,
         time: Values | None,
         home: Array | None = None,
@@ -361,45 +361,34 @@ class Ratings:
         except TypeError:
             raise TypeError("a player cannot be hashed; allowed: names") from None
         known = number >= 0
-        usual = (self._numbers.prior_mean, self.prior_sd)
+        usual = (self._posterior.numbers.prior_mean, self.prior_sd)
         prior = np.zeros((len(names), 2))
         for k in np.flatnonzero(~known):
             prior[k] = self._priors.get(names[k], usual)
         at, own = self._last[number], prior[:, 1] ** 2
         if time is not None:
-            if self._reader.columns["time"] is None:
+            if "time" not in self._reader.given:
                 raise ValueError("time is given, but the games had no times; allowed: None")
             reader = Reader(self._reader.columns, {}, self._reader.dated)
             when = reader.times("time", [time] if several(time) is None else time)
             if len(when) not in (1, n):
                 raise ValueError(f"time has {len(when)} values; allowed: 1 or {n}")
             when = np.broadcast_to(when, (n,))[row]
-            at = np.where(known, self._model.find(number, when), 0)
-            gap = 0.0 if self._model.still else np.abs(when - self._model.time[at])
+            at = np.where(known, self._league.find(number, when), 0)
+            gap = 0.0 if self._league.still else np.abs(when - self._league.time[at])
             own = np.where(known, self.drift * gap, own)
-        entries = [np.where(known, weight, 0.0)]
-        columns, rows = [at], [row]
+        cells = np.where(known, weight, 0.0), (row, at)
+        sums = sparse.csr_array(cells, shape=(n, self._league.X.shape[1]))
         if home is not None and home.any():
-            entries.append(home)
-            columns.append(np.full(n, self._advantage))
-            rows.append(np.arange(n))
-        sums = sparse.csr_array(
-            (np.concatenate(entries), (np.concatenate(rows), np.concatenate(columns))),
-            shape=(n, len(self._belief.mean)),
-        )
-        place, variance = self._belief.place, self._belief.variance
-        alone = np.where(place[sums.indices] < 0, variance[sums.indices], 0.0) * sums.data**2
-        spread = np.bincount(np.repeat(np.arange(n), np.diff(sums.indptr)), alone, n)
-        spread = spread + np.bincount(row, weight**2 * own, n)
-        for k in np.unique(place[sums.indices]):
-            if k >= 0:
-                variables, post = self._belief.joint[k]
-                part, covariance = sums[:, variables], post.covariance
-                for few in row_chunks(part, unpacked=True):
-                    tied = part[few] @ covariance * part[few].toarray()
-                    spread[few] += tied.sum(axis=1)
-        mean = sums @ self._belief.mean + np.bincount(row, weight * prior[:, 0], n)
-        return mean, np.asarray(spread, dtype=np.float64)
+            at_home = home, (np.arange(n), np.full(n, self._league.edge))
+            sums = sums + sparse.csr_array(at_home, shape=sums.shape)
+        mean, variance = np.zeros((2, n))
+        np.add.at(mean, row, weight * prior[:, 0])
+        np.add.at(variance, row, weight**2 * own)
+        for part in self._posterior.parts if n else ():
+            more, spread = part.latent(sums)
+            mean, variance = mean + more, variance + spread
+        return mean, variance
 
     def rating(self, player: Player | Values, time: Values | None = None) -> tuple[Array, Array]:
         """Mean and variance of the ratings of players.
@@ -417,11 +406,10 @@ class Ratings:
         -------
         mean, variance : float or ndarray of shape (n,)
         """
-        many = self._names(player)
-        names = [player] if many is None else many
+        names, many = self._names(player)
         n = len(names)
         mean, variance = self._latent(n, np.arange(n), names, np.ones(n), time)
-        return (mean[0], variance[0]) if many is None else (mean, variance)
+        return (mean, variance) if many else (mean[0], variance[0])
 
     def predict(
         self, a: Player | Values, b: Player | Values, time: Values | None = None, home: Values = 0
@@ -454,15 +442,10 @@ class Ratings:
                 raise ValueError("a or b has no players; allowed: one player or more")
             if any(who in one[:k] or who in two for k, who in enumerate(one)):
                 raise ValueError("a player is twice in a game; allowed: each player once")
-        ground = _checks.real_array("home", plain(home))
-        if not np.isin(ground, (-1, 0, 1)).all():
-            raise ValueError("home holds values other than -1, 0 and 1; allowed: -1, 0 or 1")
-        shape = (n,) if many else ()
-        if ground.shape not in ((), shape):
-            raise ValueError(f"home has shape {ground.shape}; allowed: () or {shape}")
-        if self._advantage is None and ground.any():
+        ground = signs("home", home, (n,) if many else ())
+        if self._league.edge is None and ground.any():
             raise ValueError("home is given, but the games had no home; allowed: 0")
-        ground = np.broadcast_to(ground, (n,)).astype(np.float64)
+        ground = np.broadcast_to(ground, (n,))
         counts = [(len(one), len(two)) for one, two in zip(first, second, strict=True)]
         size = np.array(counts, dtype=np.intp).reshape(n, 2)
         weight = np.repeat(np.tile([1.0, -1.0], n), size.ravel())
@@ -475,17 +458,17 @@ class Ratings:
         prediction = Prediction(win, np.maximum(0.0, 1.0 - win - loss), loss)
         return prediction if many else Prediction(*(part[0] for part in prediction))
 
-    def _side(self, side: Player | Values) -> tuple[list[list[Any]], bool]:
+    def _side(self, side: Player | Values) -> tuple[list[list[Player]], bool]:
         """The teams of one side, one for each game, and whether it is a list of games."""
         if "teams" not in self._reader.columns:
-            names = self._names(side)
-            return [[side]] if names is None else [[who] for who in names], names is not None
+            names, many = self._names(side)
+            return [[who] for who in names], many
         given = several(side)
         teams = [several(team) for team in given or []]
         inner = [team for team in teams if team is not None]
         if inner and len(inner) == len(teams):
             return inner, True
-        return [[side] if given is None else given], False
+        return [one_or_more(side)], False
 
     def update(self, games: GamesGiven) -> Ratings:
         """New ratings, from these and more games. These ratings are unchanged.
@@ -503,32 +486,22 @@ class Ratings:
 
         Notes
         -----
-        A joint Gaussian keeps the sites of earlier games until its ratings have changed by 0.2 sd
-        in all, and is then refitted. Ratings are right to 0.01 sd. In a product an update visits
-        the players whose ratings have changed by 0.01 sd or more, over all updates. Ratings were
-        within 0.03 sd of those of a fit of all games.
+        If new games are of players of one component, its fit begins with the sites of the earlier
+        games, unless a joint Gaussian has new variables. Else all games are fitted anew.
         """
-        reader = self._reader.copied()
-        reader.columns = {
-            name: None if at is None else at if isinstance(at, str) else name
-            for name, at in reader.columns.items()
-        }
+        reader = self._reader.by_name()
         more = reader.games(games)
         if more.draw.any() and self.margin == 0.0:
             raise ValueError(
                 f"{more.draw.sum()} games are drawn, and margin is 0; allowed: games without draws"
             )
-        old, own = self._model, own_of(self._priors, reader.code)
-        whole = old.games.joined(more)
-        moves = self.drift > 0.0 and bool((more.time != old.games.time[0]).any())
-        belief = None
-        if not (old.still and moves):
-            model = appended(old, more, whole, own)
-            belief = updated(model, old, self._belief, self._numbers, self._schedule)
-        if belief is None:
-            model = build(whole, old.still and not moves, own)
-            belief = fitted(model, self._numbers, self._schedule, EXACT)
-        return Ratings(reader, self._priors, model, self._numbers, self._schedule, belief)
+        whole = self._league.games.joined(more)
+        still = self.drift == 0.0 or not np.ptp(whole.time)
+        league = league_of(whole, reader, self._priors, still)
+        posterior = self._posterior.grown(league, self._schedule)
+        if posterior is None:
+            posterior = fitted(league, self._posterior.numbers, self._schedule, EXACT)
+        return Ratings(reader, self._priors, self._schedule, posterior)
 
     def one_step_ahead(self) -> Array:
         """Log probability of the result of each game given the games before it, (n,).
@@ -537,7 +510,12 @@ class Ratings:
         which they were given. It ignores correlations. The parameters are those of these ratings,
         and may have been chosen from the same games.
         """
-        return one_step_ahead(self._model, self._numbers)
+        league, numbers, _ = self._posterior
+        part = fitted(league, numbers, ADF(), 0).parts[0]
+        log_z, found = Graph.of(part.post).one_step_ahead(), np.zeros(league.games.n)
+        for key, rows in part.games:
+            np.add.at(found, league.games.game[rows], log_z[key])
+        return found
 
     def check(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> Check:
         """How far the ratings are from the exact posterior with these parameters.
@@ -562,10 +540,10 @@ class Ratings:
         ValueError
             If there is no joint Gaussian of all players.
         """
-        joint = self._belief.joint
-        if len(joint) != 1 or self._belief.product is not None:
+        part = self._posterior.parts[0]
+        if len(self._posterior.parts) > 1 or not part.joint:
             raise ValueError(
                 f"the ratings are not one joint Gaussian ({self!r}); allowed: up to {EXACT:,} "
                 "variables, see the notes of rating.fit"
             )
-        return joint[0][1].check(draws, rng)
+        return part.post.check(draws, rng)
