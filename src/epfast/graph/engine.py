@@ -7,7 +7,7 @@ import logging
 import math
 from collections import Counter
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from epfast.graph.factors import Batch
 from epfast.graph.limit import FIRST, SLOW, TRIES, Limit
 from epfast.graph.problem import GraphProblem, GraphState, UpdateOrder
 from epfast.graph.sparse_blocks import FormsOnPattern, naturals
-from epfast.graph.variables import Index, LinearForm, Terms
+from epfast.graph.variables import Index, LinearForm, ends
 from epfast.inference import Counts, Sites, Summary, Swept
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, cached_property
@@ -127,6 +127,36 @@ def for_core(
     return made, about
 
 
+class SitesOfFactors(NamedTuple):
+    """Sites of the factors of a posterior."""
+
+    #: (n,), batch and row of each
+    key: Index
+    row: Index
+    #: (n,), where the site of each begins among the numbers, and how many it has
+    first: Index
+    counts: Index
+    numbers: Array
+    #: (n,)
+    log_scale: Array
+
+    def select(self, which: Index) -> tuple[Index, Array]:
+        """Where the sites of some factors begin among their numbers, and these numbers."""
+        counts = self.counts[which]
+        starts = ends(counts)
+        inner = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
+        return starts, self.numbers[np.repeat(self.first[which], counts) + inner]
+
+    def find(self, batch: Batch) -> Index:
+        """The places of the factors of a batch. -1: there is none."""
+        width = 1 + max(self.row.max(initial=0), batch.rows.max(initial=0))
+        mine, wanted = self.key * width + self.row, batch.key_of_each * width + batch.rows
+        turn = np.argsort(mine)
+        place = np.searchsorted(mine, wanted, sorter=turn)
+        at = turn[np.minimum(place, len(turn) - 1)]
+        return np.where(mine[at] == wanted, at, -1)
+
+
 class GraphStart(Protocol):
     """What is read of the posterior from which sweeps begin."""
 
@@ -134,7 +164,7 @@ class GraphStart(Protocol):
     state: GraphState
 
     @property
-    def by_batch(self) -> dict[int, tuple[Index, Index, Array, Array]]: ...
+    def by_factor(self) -> SitesOfFactors: ...
 
 
 def kept_sites(
@@ -145,22 +175,16 @@ def kept_sites(
     Sites of new factors are flat. If the factors of a batch now share a site, it is the mean of
     their old sites. If they shared a site before, each factor gets that site.
     """
-    before = start.by_batch
-    sites, scales = [], []
+    old, sites, scales = start.by_factor, [], []
     for batch, rows in zip(problem.batches, program.rows, strict=True):
         taken = batch.select(rows)
         counts = problem.numbers(taken)
         kept, scale = np.zeros(counts.sum()), np.zeros(batch.n)
-        if batch.key in before:
-            old_rows, starts, old_sites, old_scale = before[batch.key]
-            turn = np.argsort(old_rows)
-            place = np.searchsorted(old_rows, taken.rows, sorter=turn)
-            at = turn[np.minimum(place, len(old_rows) - 1)]
-            old = Terms(starts, np.arange(len(old_sites)), old_sites)
-            old = old.select(at if len(starts) > len(old_rows) else 0 * at)  # 0: one site for all
-            there = (old_rows[at] == taken.rows) & (old.counts == counts)
-            kept[np.repeat(there, counts)] = old.coefficient[np.repeat(there, old.counts)]
-            scale[there] = old_scale[at[there]]
+        at = old.find(taken) if len(old.key) else np.full(batch.n, -1)
+        if (at >= 0).any():
+            there = (at >= 0) & (old.counts[at] == counts)
+            kept[np.repeat(there, counts)] = old.select(at[there])[1]
+            scale[there] = old.log_scale[at[there]]
         if problem.tied:
             kept = kept.reshape(batch.n, -1).mean(axis=0)
         sites.append(kept)
@@ -655,9 +679,10 @@ class GraphEngine:
         triples = zip(self.problem.batches, self.program.rows, self.batches, strict=True)
         for batch, rows, made in triples:
             if made.impossible:
-                row = batch.rows[rows[made.impossible - 1]]
+                at = rows[made.impossible - 1]
                 raise ValueError(
-                    f"the evidence is 0: factor {row} of batch {batch.key}, a "
+                    f"the evidence is 0: factor {batch.rows[at]} of batch "
+                    f"{batch.key_of_each[at]}, a "
                     f"{type(batch.factor).__name__}, excludes all values that the priors and the "
                     "other factors allow; allowed: priors, tables and observations that some "
                     "values of the variables fulfil (for example small numbers in place of 0)"
@@ -691,7 +716,7 @@ class GraphEngine:
         np.copyto(scale, limit[2])
         return True
 
-    def one_step_ahead(self) -> tuple[Array, ...]:
+    def one_step_ahead(self) -> dict[int, Array]:
         """For each batch log Z of its factors, in one sequential pass."""
         state = self.init(None)
         log_z = np.full(self.core.n_factors, np.nan)
@@ -701,9 +726,11 @@ class GraphEngine:
                 first, stop, False, beliefs, beliefs, sites, sites, scale, 1.0, 1.0, log_z
             )
         self._refuse_the_impossible()
-        rows = self.program.rows
-        parts = np.split(log_z, np.cumsum([len(order) for order in rows])[:-1])
-        return tuple(part[np.argsort(order)] for part, order in zip(parts, rows, strict=True))
+        key = np.concatenate([batch.key_of_each for batch in self.in_order])
+        row = np.concatenate([batch.rows for batch in self.in_order])
+        turn = np.lexsort((row, key))
+        keys, begins = np.unique(key[turn], return_index=True)
+        return dict(zip(keys.tolist(), np.split(log_z[turn], begins[1:]), strict=True))
 
     def _accepted(
         self, state: GraphState, before: Array, beliefs: Array, sites: Array

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -76,10 +76,18 @@ class Batch(NamedTuple):
     #: numbers of variables and their times, by which factors are ordered. The graph takes these
     #: over. None: there are no times
     times: tuple[Index, Array] | None = None
+    #: (n,), numbers of the batches to which the factors were added, of batches that are joined for
+    #: a fit. None: all to this one
+    keys: Index | None = None
 
     @property
     def n(self) -> int:
         return self.rows.size
+
+    @property
+    def key_of_each(self) -> Index:
+        """The number of the batch to which each factor was added."""
+        return np.full(self.n, self.key) if self.keys is None else self.keys
 
     @property
     def block(self) -> int:
@@ -104,6 +112,7 @@ class Batch(NamedTuple):
             data={name: value[which] for name, value in self.data.items()},
             rows=self.rows[which],
             parts=tuple(part.select(which) for part in self.parts),
+            keys=None if self.keys is None else self.keys[which],
         )
 
     def copy(self) -> Batch:
@@ -115,6 +124,34 @@ class Batch(NamedTuple):
             parts=tuple(part._replace(rows=part.rows.copy()) for part in self.parts),
             times=None,
         )
+
+
+def of_one_kind(batches: Iterable[Batch]) -> tuple[Batch, ...]:
+    """Batches with those of one kind as one, since a sweep has a price per batch."""
+    kinds: dict[Hashable, list[Batch]] = {}
+    for batch in batches:
+        kind: Hashable = batch.key
+        if batch.factor.joins and not batch.parts:
+            kind = batch.factor, *[(name, x.shape[1:]) for name, x in batch.data.items()]
+        try:
+            kinds.setdefault(kind, []).append(batch)
+        except TypeError:  # a kind with arrays has no hash
+            kinds[batch.key] = [batch]
+    return tuple(one[0] if len(one) == 1 else as_one(one) for one in kinds.values())
+
+
+def as_one(batches: list[Batch]) -> Batch:
+    """Batches of one kind as one. Its number is that of the first."""
+    first, terms = batches[0], [batch.terms for batch in batches]
+    counts = np.concatenate([part.starts[1:] - part.starts[:-1] for part in terms])
+    variables = np.concatenate([part.variables for part in terms])
+    coefficient = np.concatenate([part.coefficient for part in terms])
+    return first._replace(
+        terms=Terms(ends(counts), variables, coefficient),
+        data={name: np.concatenate([one.data[name] for one in batches]) for name in first.data},
+        rows=np.concatenate([batch.rows for batch in batches]),
+        keys=np.concatenate([batch.key_of_each for batch in batches]),
+    )
 
 
 class Edges(NamedTuple):
@@ -156,6 +193,8 @@ class Kind:
     numbers: ClassVar[dict[str, float]] = {}
     #: whether factors of a batch may share a site
     shares: ClassVar[bool] = True
+    #: whether factors that were added apart may be in one batch of a fit
+    joins: ClassVar[bool] = True
     #: operators that learn the messages, as ``LearnedMessages``. None: no operators
     learned: ClassVar[Any] = None
     #: what errors recommend in place of predictions

@@ -86,7 +86,7 @@ def parted(problem: GraphProblem, state: GraphState) -> tuple[GraphState, GraphP
     )
     blocks = tuple(belief if isinstance(belief, BlockBelief) else None for belief in state.blocks)
     state = state._replace(linear=linear, blocks=blocks, change=float(state.change))
-    return state, problem._replace(priors=(), known=())
+    return state, problem._replace(priors=(), known=(), joined=())
 
 
 def check_saved(batch: Batch) -> None:

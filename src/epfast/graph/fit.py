@@ -13,7 +13,7 @@ from epfast._arrays import Array, Given, SparseGiven
 from epfast.families import FAMILIES
 from epfast.graph import priors
 from epfast.graph.engine import GraphEngine
-from epfast.graph.factors import Argument, Kind, form_of, kind_of
+from epfast.graph.factors import Argument, Kind, form_of, kind_of, of_one_kind
 from epfast.graph.joint import JointEngine, JointGraphPosterior, is_joint
 from epfast.graph.learned import begun, questions_of, warn_of_operators
 from epfast.graph.own import ScaleFactor
@@ -464,7 +464,7 @@ class Graph:
             if len(left):
                 kept[batch] = old.select(left)
         batches = tuple(kept[key] for key in sorted(kept))
-        self._model = self._model._replace(batches=batches)
+        self._model = self._model._replace(batches=batches, joined=of_one_kind(batches))
 
     # ---- fit ----
 
@@ -533,7 +533,7 @@ class Graph:
             )
 
         before = () if start is None else start.problem.batches
-        problem = problem._replace(batches=begun(problem.batches, before))
+        problem = problem.with_batches(begun(problem.batches, before))
 
         joint = is_joint(problem)
         kind = JointGraphPosterior if joint else GraphPosterior
@@ -557,7 +557,7 @@ class Graph:
                 start,
                 callback=callback,
                 progress=progress,
-                questions=lambda: questions_of(problem.batches),
+                questions=lambda: questions_of(problem.joined),
             )
             warn_of(fit, engine, problem.schedule)
             warn_of_operators(problem.batches)
@@ -590,6 +590,5 @@ class Graph:
             raise ValueError(
                 "the graph has factors with joint sites; allowed for one pass: other factors"
             )
-        problem = problem._replace(batches=begun(problem.batches))
-        log_z = GraphEngine(problem, by_parts=False).one_step_ahead()
-        return {batch.key: part for batch, part in zip(problem.batches, log_z, strict=True)}
+        problem = problem.with_batches(begun(problem.batches))
+        return GraphEngine(problem, by_parts=False).one_step_ahead()

@@ -36,10 +36,10 @@ def reads_jointly(batch: Batch) -> bool:
 
 def is_joint(problem: GraphProblem) -> bool:
     """Whether a graph has joint sites. Raises if it also has other factors or variables."""
-    joint = [batch for batch in problem.batches if reads_jointly(batch)]
+    joint = [batch for batch in problem.joined if reads_jointly(batch)]
     if all(batch.table.shape[1] == 1 for batch in joint):
         return False
-    if len(joint) < len(problem.batches) or problem.families.any():
+    if len(joint) < len(problem.joined) or problem.families.any():
         raise ValueError(
             "the graph has other variables or factors beside reading='joint'; allowed with it: "
             "Graph.gaussian, and Factor(log_t, LaplaceMessages('joint')) alone"

@@ -182,6 +182,7 @@ class Factor(Kind):
     just-in-time learning for passing expectation propagation messages.
     """
 
+    joins: ClassVar[bool] = False
     instead: ClassVar[str] = (
         "post[...] of its neighbours: draw from their beliefs and call your log_t"
     )

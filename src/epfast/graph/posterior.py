@@ -17,7 +17,7 @@ from epfast.gaussian.files import contents
 from epfast.graph import files
 from epfast.graph.blocks import BlockBelief, linear_sites
 from epfast.graph.checking import checked, observations
-from epfast.graph.engine import log_integrals
+from epfast.graph.engine import SitesOfFactors, log_integrals
 from epfast.graph.factors import Argument, Batch, Kind, form_of, kind_of
 from epfast.graph.learned import operator_of
 from epfast.graph.problem import (
@@ -488,23 +488,44 @@ class GraphPosterior(Recorded):
         return rest.program(rest.order())
 
     @cached_property
+    def by_factor(self) -> SitesOfFactors:
+        """The sites of all factors."""
+        problem, state = self.problem, self.state
+        linear = problem.linear()
+        found, n = [], len(state.sites)
+        numbers, scales = [state.sites], [state.log_scale]
+        first = 0
+        for batch, order in zip(problem.rest(linear).batches, self.program.rows, strict=True):
+            one = batch.select(order)
+            starts = problem.site_places(one)[1]
+            found.append((one, first + starts[:-1], np.diff(starts)))
+            first += int(starts[-1])
+        for k, part in zip(linear.values(), state.linear, strict=True):
+            batch = problem.batches[k]
+            theirs = linear_sites(batch, part)
+            if theirs is not None:
+                found.append((batch, n + 2 * np.arange(batch.n), np.array([2])))
+                numbers.append(theirs[0])
+                scales.append(theirs[1])
+                n += 2 * batch.n
+        none = np.empty(0, dtype=np.intp)
+        return SitesOfFactors(
+            np.concatenate([none, *(one.key_of_each for one, _, _ in found)]),
+            np.concatenate([none, *(one.rows for one, _, _ in found)]),
+            np.concatenate([none, *(np.broadcast_to(at, one.n) for one, at, _ in found)]),
+            np.concatenate([none, *(np.broadcast_to(many, one.n) for one, _, many in found)]),
+            np.concatenate(numbers),
+            np.concatenate(scales),
+        )
+
+    @cached_property
     def by_batch(self) -> dict[int, tuple[Index, Index, Array, Array]]:
         """For each batch its rows, where the sites of each row begin, sites, and log scales."""
-        problem = self.problem
-        linear = problem.linear()
-        by_key, first_site, first = {}, 0, 0
-        for k, state in zip(linear.values(), self.state.linear, strict=True):
-            batch = problem.batches[k]
-            theirs = linear_sites(batch, state)
-            if theirs is not None:
-                by_key[batch.key] = batch.rows, np.arange(0, 2 * batch.n + 1, 2), *theirs
-        for batch, rows in zip(problem.rest(linear).batches, self.program.rows, strict=True):
-            _, starts = problem.site_places(batch.select(rows))
-            by_key[batch.key] = (
-                batch.rows[rows],
-                starts,
-                self.state.sites[first_site : first_site + starts[-1]],
-                self.state.log_scale[first : first + batch.n],
-            )
-            first_site, first = first_site + starts[-1], first + batch.n
+        every = self.by_factor
+        turn = np.argsort(every.key, kind="stable")
+        keys, first = np.unique(every.key[turn], return_index=True)
+        by_key = {}
+        for key, which in zip(keys.tolist(), np.split(turn, first[1:]), strict=True):
+            starts, numbers = every.select(which)
+            by_key[key] = every.row[which], starts, numbers, every.log_scale[which]
         return by_key

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
 from epfast._arrays import AnyArray, Array
@@ -15,7 +15,7 @@ from epfast._core.graph import compare, runs
 from epfast.families import FAMILIES
 from epfast.gaussian.forms.sparse import Pace
 from epfast.graph.blocks import BlockPrior, is_linear
-from epfast.graph.factors import Batch, Edges
+from epfast.graph.factors import Batch, Edges, of_one_kind
 from epfast.graph.marginals import Others
 from epfast.graph.sparse_blocks import SparseBlockPrior, prior_in_effect
 from epfast.graph.variables import Block, Index, Linear, Terms, Variables, ends
@@ -29,6 +29,8 @@ BLOCK = -1
 CATEGORICAL = list(FAMILIES).index("categorical")
 #: rounding of the log evidence for each factor
 ROUNDING = 1e-8
+#: batches that are joined together as they are added
+APART = 64
 #: orders of EP
 ORDERS = ("auto", "sequential", "parallel")
 
@@ -178,6 +180,8 @@ class GraphProblem(NamedTuple):
     priors: tuple[Any, ...] = ()
     #: keys of the batches of these factors
     known: tuple[int, ...] = ()
+    #: the batches, where those of one kind are one unless the factors of a batch share a site
+    joined: tuple[Batch, ...] = ()
 
     def with_variables(
         self, family: int, natural: Array, name: str | None, made: Variables | Block
@@ -207,8 +211,11 @@ class GraphProblem(NamedTuple):
         if batch.times is not None:
             times = times.copy()
             times[batch.times[0]] = batch.times[1]
-        batches = (*self.batches, batch.copy())
-        return self._replace(batches=batches, times=times, added=self.added + 1)
+        new = batch.copy()
+        joined = (*self.joined, new)
+        joined = of_one_kind(joined) if len(joined) % APART == 0 else joined
+        batches = (*self.batches, new)
+        return self._replace(batches=batches, joined=joined, times=times, added=self.added + 1)
 
     def check_handle(self, name: str, value: Linear) -> None:
         """Refuse variables of another graph, or of a copy that was changed differently."""
@@ -232,19 +239,22 @@ class GraphProblem(NamedTuple):
         if not self.batches:
             raise ValueError("the graph has no factors; allowed: one or more, by add()")
         at = places(self.families, self.sizes)
-        prior = priors_in_effect(self, at)
-        problem = self._replace(schedule=schedule, at=at, prior=prior).with_priors()
-        problem.check()
-        return problem
+        problem = self._replace(schedule=schedule, at=at).with_priors()
+        whole = problem._replace(batches=problem.joined)
+        prior = priors_in_effect(whole, at)
+        whole._replace(prior=prior).check()
+        return problem._replace(prior=prior)
 
     def with_priors(self) -> GraphProblem:
-        """The problem with the priors of blocks as a fit has them."""
+        """The problem with the priors of blocks and the batches as a fit has them."""
         own: dict[int, list[Batch]] = {}
-        for batch in self.batches:
+        for batch in self.batches if self.blocks else ():
             own.setdefault(batch.block, []).append(batch)
         found = [prior_in_effect(block, own.get(block.number, [])) for block in self.blocks]
         known = tuple(key for _, keys in found for key in keys)
-        return self._replace(priors=tuple(prior for prior, _ in found), known=known)
+        priors = tuple(prior for prior, _ in found)
+        batches = self.batches if self.tied else of_one_kind(self.joined or self.batches)
+        return self._replace(priors=priors, known=known, joined=batches)
 
     @property
     def sparse(self) -> set[int]:
@@ -257,7 +267,7 @@ class GraphProblem(NamedTuple):
         ADF has none, since its single pass keeps the order of the graph.
         """
         batch_of: dict[int, int] = {}
-        if self.schedule.stores == "none":
+        if self.schedule.stores == "none" or not self.blocks:
             return batch_of
         for place, block in enumerate(self.priors):
             if isinstance(block, SparseBlockPrior):
@@ -271,10 +281,19 @@ class GraphProblem(NamedTuple):
                 batch_of[place] = about[0]
         return batch_of
 
+    def with_batches(self, batches: tuple[Batch, ...]) -> GraphProblem:
+        """The problem with copies of batches that are not joined."""
+        copies = {batch.key: batch for batch in batches}
+        whole = tuple(one if one.factor.joins else copies[one.key] for one in self.joined)
+        return self._replace(batches=batches, joined=whole)
+
     def rest(self, linear: dict[int, int]) -> GraphProblem:
-        """The problem without the batches of linear models, and those that priors have."""
-        left = (batch for k, batch in enumerate(self.batches) if k not in linear.values())
-        return self._replace(batches=tuple(batch for batch in left if batch.key not in self.known))
+        """The problem without the batches of linear models, and those that priors have.
+
+        Its batches are joined.
+        """
+        gone = {self.batches[k].key for k in linear.values()} | set(self.known)
+        return self._replace(batches=tuple(one for one in self.joined if one.key not in gone))
 
     @property
     def n_gaussians(self) -> int:
@@ -352,19 +371,16 @@ class GraphProblem(NamedTuple):
         """Whether another problem has the same variables, factors and kinds of sites."""
         if self is other:
             return True
-        mine, others = (
-            [
-                *(problem.tied, list(problem.linear().items()), problem.at, problem.families),
-                *(problem.prior, problem.times),
-                *(part for block in problem.blocks for part in numbers_of_prior(block)),
-                *(
-                    x
-                    for batch in problem.batches
-                    for x in (batch.key, batch.rows, *batch.terms[:2])
-                ),
-            ]
-            for problem in (self, other)
-        )
+
+        def numbers(problem: GraphProblem) -> list[ArrayLike]:
+            parts: list[ArrayLike] = [problem.tied, list(problem.linear().items()), problem.at]
+            parts += [problem.families, problem.prior, problem.times]
+            parts += [part for block in problem.blocks for part in numbers_of_prior(block)]
+            for batch in problem.joined:
+                parts += [batch.key_of_each, batch.rows, *batch.terms[:2]]
+            return parts
+
+        mine, others = numbers(self), numbers(other)
         return len(mine) == len(others) and all(map(np.array_equal, mine, others))
 
     def goes_on(self, other: GraphProblem) -> bool:
@@ -454,7 +470,8 @@ class GraphProblem(NamedTuple):
             np.maximum.reduceat(self.times[batch.terms.variables], batch.terms.starts[:-1])
             for batch in self.batches
         ]
-        return np.argsort(np.concatenate([*time, []]), kind="stable")
+        key = [batch.key_of_each for batch in self.batches]
+        return np.lexsort((np.concatenate([*key, []]), np.concatenate([*time, []])))
 
     def program(self, order: Index) -> UpdateOrder:
         """Runs of factors without a common variable, for a sequential order. O(edges).
