@@ -759,6 +759,17 @@ def test_slopes_are_those_of_the_log_evidence(limit):
     np.testing.assert_allclose(target.slopes(point(u)), by_fits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "given", [{"drift": 1e100}, {"prior_sd": 1e100}, {"prior_sd": 1e-100}, {"margin": 1e100}]
+)
+def test_the_search_has_an_answer_beside_any_number(given):
+    data = games(players=5, n=20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such a fit need not converge
+        found = rating.fit(data, time="time", draw="draw", **given)
+    assert np.isfinite([found.prior_sd, found.drift, found.margin, found.log_evidence]).all()
+
+
 def test_the_search_ends_at_a_mode():
     """No parameter is better elsewhere by the log evidence and the priors that ``fit`` states."""
     data = games(players=300, n=3000)

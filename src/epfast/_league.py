@@ -33,6 +33,8 @@ ADVANTAGE = 1.0
 JOINT, PRODUCT, MORE = EP(), EP(sweeps=400, tol=1e-3), EP(sweeps=400, tol=1e-4)
 #: of the fits of a search, whose log evidence is then right to about so many nats
 SEARCHING, NEAR = EP(sweeps=20, tol=0.0), 1e-3
+#: the largest variance of a difference whose slopes are known
+VAST = 1e100
 #: number of latest games from which parameters are chosen
 CHOOSING = 20_000
 #: weak priors: sd of log prior_sd, with mean 0, median of drift times the span, sd of its log
@@ -370,7 +372,10 @@ class LeagueTarget(Target[LeaguePosterior]):
         return NEAR
 
     def slopes(self, point: HyperPoint[LeaguePosterior]) -> Array:
-        terms = np.array([terms.sum() for terms in self._terms(point)])
+        try:
+            terms = np.array([terms.sum() for terms in self._terms(point)])
+        except FloatingPointError:  # moments out of range
+            return np.full(len(point.u), math.nan)
         return terms + self.log_prior(point.u)[1]
 
     def metric(self, point: HyperPoint[LeaguePosterior]) -> Array:
@@ -419,7 +424,7 @@ def slopes_of(whole: LeaguePosterior, part: Part) -> dict[str, Array]:
             means, variances = moments(natural[X.indices] - sites.reshape(-1, 2))
             mean = np.add.reduceat(X.data * means, X.indptr[:-1])
             variance = np.add.reduceat(X.data**2 * variances, X.indptr[:-1])
-        ends, variance = league.ends(numbers, rows), variance + noise
+        ends, variance = league.ends(numbers, rows), np.minimum(variance, VAST) + noise
         log_z = Between.loss.log_predictive(ends, mean, variance)[:, None]
         z = (ends - mean[:, None]) / np.sqrt(variance)[:, None]
         density = np.exp(-0.5 * z * z - log_z) / np.sqrt(2.0 * np.pi * variance)[:, None]

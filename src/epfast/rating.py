@@ -487,7 +487,8 @@ class Ratings:
         Notes
         -----
         If new games are of players of one component, its fit begins with the sites of the earlier
-        games, unless a joint Gaussian has new variables. Else all games are fitted anew.
+        games, unless a joint Gaussian has new variables. Else all games are fitted anew. By default
+        its sweeps in a product end when no rating moves by 1e-4 sd.
         """
         reader = self._reader.by_name()
         more = reader.games(games)
