@@ -38,7 +38,8 @@ def numbers(fit: Fit) -> tuple[Numbers, bool]:
         if isinstance(result, tuple) and not isinstance(result, At):
             result = {str(k): part for k, part in enumerate(result)}
         if isinstance(result, dict):
-            return {k: np.ravel(np.asarray(v, np.float64)) for k, v in result.items()}, True
+            converged = bool(result.pop("converged", True))
+            return {k: np.ravel(np.asarray(v, np.float64)) for k, v in result.items()}, converged
         found, converged = common_numbers(fit._replace(call=lambda: result))
         schedule = getattr(getattr(result, "result", result), "schedule", None)
         converged = converged or not getattr(schedule, "tol", 1.0)
