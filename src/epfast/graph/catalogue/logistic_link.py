@@ -50,7 +50,7 @@ class LogisticLink(Kind):
     >>> z, p = g.gaussian(variance=4.0), g.beta(alpha=8.0, beta=3.0)
     >>> batch = g.add(epfast.graph.LogisticLink(), z, p)
     >>> post = g.fit()
-    >>> post[z].mean.round(2), q.of(p).mean.round(2)
+    >>> post[z].mean.round(2), post[p].mean.round(2)
     (np.float64(1.2), np.float64(0.74))
 
     References

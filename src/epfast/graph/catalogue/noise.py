@@ -76,7 +76,7 @@ class Noise(Kind):
     >>> level, precision = g.gaussian(variance=100.0), g.gamma(shape=1.0, rate=0.1)
     >>> batch = g.add(Noise(precision), y - level)
     >>> post = g.fit()
-    >>> post[level].mean.round(2), q.of(precision).mean.round(1)
+    >>> post[level].mean.round(2), post[precision].mean.round(1)
     (np.float64(2.03), np.float64(16.6))
 
     References

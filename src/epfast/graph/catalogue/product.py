@@ -69,7 +69,7 @@ class Product(Kind):
     >>> x, y = g.gaussian(mean=1.0), g.gaussian(mean=3.0, variance=0.1)
     >>> batch = g.add(epfast.graph.Product(0.1), x, y, 6.0)
     >>> post = g.fit()
-    >>> post[x].mean.round(2), q.of(y).mean.round(2)
+    >>> post[x].mean.round(2), post[y].mean.round(2)
     (np.float64(1.99), np.float64(3.04))
 
     References
