@@ -9,6 +9,7 @@ from epfast._core.rows import Rows
 from epfast._core.tilted import TiltedMoments
 
 Numbers = NDArray[np.intp]
+MOST_LANES: int
 
 class ChunkedSweep:
     n_refused: int
@@ -24,7 +25,6 @@ class ChunkedSweep:
         sparse: bool,
         others: Iterable[TiltedMoments] = ...,
     ) -> None: ...
-    def threads_for(self, A: Rows, at: Numbers, count: int) -> int: ...
     def help(self, number: int) -> None: ...
     def begin(self, P: Array, p: Array) -> bool: ...
     def drift(self) -> float: ...
@@ -40,6 +40,7 @@ class ChunkedSweep:
         nu: Array,
         scale: Array,
         spread: Array | None = ...,
+        lanes: Numbers | None = ...,
     ) -> int: ...
     def take(
         self,

@@ -7,7 +7,6 @@ from epfast._core._types import Array
 from epfast._core.loss import CoreLoss
 from epfast._core.tilted import TiltedMoments
 
-SCHEMES: dict[str, int]
 SITE_RULES: dict[str, int]
 
 class Design:
