@@ -59,10 +59,9 @@ class GraphModel(NamedTuple):
         """The model with one more batch, and the times that it gives to variables."""
         if not batch.n:
             raise ValueError("y or the neighbours are empty; allowed: one factor or more")
-        for earlier in self.batches:
-            if batch.defined is None or earlier.defined is None:
-                continue
-            if np.isin(batch.defined, earlier.defined).any():
+        if batch.defined is not None:
+            earlier = [each.defined for each in self.batches if each.defined is not None]
+            if np.isin(batch.defined, np.concatenate([[], *earlier])).any():
                 raise ValueError(
                     "x holds variables that another walk defines; allowed: other variables"
                 )
@@ -70,7 +69,7 @@ class GraphModel(NamedTuple):
         if batch.times is not None:
             times = times.copy()
             times[batch.times[0]] = batch.times[1]
-        batches = (*self.batches, batch.copy()._replace(key=self.added))
+        batches = (*self.batches, batch.copy(self.added))
         return self._replace(batches=batches, times=times, added=self.added + 1)
 
     def check_handle(self, name: str, value: Linear) -> None:
