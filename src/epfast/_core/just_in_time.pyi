@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from typing import Any
 
 from numpy.typing import ArrayLike
 
@@ -25,8 +26,7 @@ class JustInTime:
     visits: int
     calls: int
     audits: int
-    #: None while nothing is known
-    model: Model | None
+    model: Any  # a Model, or None while nothing is known
     @property
     def outputs(self) -> int: ...
     @property

@@ -554,7 +554,7 @@ class GraphEngine:
     def _damping(self, state: GraphState) -> float:
         """Of the updates of a sweep."""
         shared = state.together and not self.starts_together
-        damping = self.problem.schedule.damping * state.damping
+        damping: float = self.problem.schedule.damping * state.damping
         return damping * SHARED_DAMPING if shared else damping
 
     def _begin(self, state: GraphState, keep: bool) -> Working:
