@@ -5,11 +5,23 @@ from numpy.typing import NDArray
 
 from epfast._core._types import Array
 from epfast._core.part_queue import PartQueue
+from epfast._core.row_sweeps import SiteFits
 from epfast._core.rows import Rows
 from epfast._core.tilted import TiltedMoments
 
 Numbers = NDArray[np.intp]
 MOST_LANES: int
+
+class ChunkRows(SiteFits):
+    def __init__(
+        self,
+        moments: TiltedMoments,
+        d: int,
+        q: int,
+        power: float,
+        damping: float,
+        sparse: bool,
+    ) -> None: ...
 
 class ChunkedSweep:
     n_refused: int

@@ -119,7 +119,8 @@ def lanes_of(d: int, size: int, count: int, nonzeros: Indices | None) -> Indices
         work += PRODUCT_WORK * np.add.reduceat(np.square(nonzeros, dtype=np.float64), first)
     by_work = np.minimum(1.0 + work / LANE_WORK, work / (ROWS_OF_SUM * d * d))
     most = np.clip(by_work, 1.0, min(MOST_LANES, 1.0 + LANE_BYTES / (8 * d * d)))
-    return np.exp2(np.floor(np.log2(most))).astype(np.intp)
+    lanes: Indices = np.exp2(np.floor(np.log2(most))).astype(np.intp)
+    return lanes
 
 
 class ChunkMemory(NamedTuple):

@@ -7,7 +7,7 @@ import logging
 import math
 from collections import Counter
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -186,6 +186,15 @@ def log_integrals(problem: GraphProblem, state: GraphState, batch: Batch) -> Arr
     whole = core.Program([made], np.array([[0, 0, batch.n]]))
     whole.run(0, 1, False, beliefs, *copies, scale, 1.0, 1.0, log_z)
     return log_z
+
+
+class Working(NamedTuple):
+    """The arrays of a sweep: beliefs before it, and what it changes."""
+
+    before: Array
+    beliefs: Array
+    sites: Array
+    scale: Array
 
 
 class GraphEngine:
@@ -511,69 +520,98 @@ class GraphEngine:
 
     def _sweep(self, state: GraphState, keep: bool, tick: Tick) -> Swept[GraphState]:
         """One sweep of the factors of the core."""
-        schedule = self.problem.schedule
         if not self.batches:
             evidence = sum(state.blocks[k].partition for k in self.sparse)
             return Swept(state._replace(sweeps=state.sweeps + 1), 0.0, evidence)
-        in_order = not state.together and schedule.stores != "none"
-        if in_order and not keep and not self.blocks:
-            # between two runs beliefs are the sums of priors and sites
-            before = self.before
-            np.copyto(before, state.beliefs)
-            beliefs, sites, scale = state.beliefs, state.sites, state.log_scale
-        else:
-            before, beliefs = state.beliefs, state.beliefs.copy()
-            sites, scale = state.sites.copy(), state.log_scale.copy()
-        if state.sweeps and state.sweeps % REFRESH == 0 and schedule.stores != "none":
-            np.copyto(beliefs, self.added_up(sites))
-        if schedule.stores == "none":
-            sites[:] = scale[:] = 0.0
-        self._move_blocks(state.blocks)
-        looked = state.together
+        schedule, in_order = self.problem.schedule, self._is_in_order(state)
+        work, looks = self._begin(state, keep), state.together
         if in_order:
-            looked = self._to_the_limit(state, beliefs, sites, scale)
-        beliefs = np.concatenate([beliefs, self.slots]) if len(self.slots) else beliefs
-        damping = schedule.damping * state.damping
-        if state.together and not self.starts_together:
-            damping *= SHARED_DAMPING
-        backward = state.sweeps % 2 == 1 and schedule.stores != "none"
-        begun = (sites.copy(), scale.copy()) if len(self.slots) else (sites, scale)
-        # if all factors are updated together, they read the old beliefs and sites
-        read, old_sites = (beliefs.copy(), sites.copy()) if state.together else (beliefs, sites)
-        program, pieces = self.together if state.together else (self.core, self.pieces)
-        for first, stop, count in pieces[::-1] if backward else pieces:
-            program.run(
-                first,
-                stop,
-                backward,
-                read,
-                beliefs,
-                old_sites,
-                sites,
-                scale,
-                schedule.power,
-                damping,
-            )
-            tick(count)
-        pace = state.pace
-        if len(self.slots):
-            beliefs = beliefs[: len(before)].copy()
-            pace = self._paced(pace, begun, sites, scale)
+            looks = self._to_the_limit(state, work.beliefs, work.sites, work.scale)
+        work, pace = self._run(state, work, tick)
         refused, failed = self.core.counts()
         self._refuse_the_impossible()
         self.remedy = remedy_for(self.reasons, state.damping)
-        blocks = state.blocks
+        blocks, settled = state.blocks, None
         # one direction may move nothing and the next one much, if moments change sharply
         most = schedule.tol * schedule.damping * state.damping
-        settled = False if self.sharp and in_order and state.change > most else None
-        if state.together or self.blocks:
-            beliefs, sites, blocks, whole = self._accepted(state, before, beliefs, sites)
-            settled = settled if whole else False
-        if self.others.excludes_all(beliefs):  # the next sweep names the factor
+        if self.sharp and in_order and state.change > most:
             settled = False
+        if state.together or self.blocks:
+            work, blocks, whole = self._accepted(state, work)
+            settled = settled if whole else False
+        if self.others.excludes_all(work.beliefs):  # the next sweep names the factor
+            settled = False
+        moved, partition = self._measure(state, work, blocks, pace)
+        distance = moved if self.watch is None else self._watched(work, moved, looks)
+        new = self._next(state, work, blocks, pace, moved, distance)
+        return Swept(
+            new,
+            distance / (state.damping * schedule.damping),
+            partition - self.prior_partition + float(work.scale.sum()),
+            Counts(refused, failed),
+            settled=settled,
+            damping=state.damping,
+        )
+
+    def _is_in_order(self, state: GraphState) -> bool:
+        """Whether factors are updated one after the other, and have sites."""
+        return not state.together and self.problem.schedule.stores != "none"
+
+    def _damping(self, state: GraphState) -> float:
+        """Of the updates of a sweep."""
+        shared = state.together and not self.starts_together
+        damping: float = self.problem.schedule.damping * state.damping
+        return damping * SHARED_DAMPING if shared else damping
+
+    def _begin(self, state: GraphState, keep: bool) -> Working:
+        """The arrays of the sweep: copies, or those of the state if it is not needed again."""
+        stores = self.problem.schedule.stores != "none"
+        if self._is_in_order(state) and not keep and not self.blocks:
+            # between two runs beliefs are the sums of priors and sites
+            np.copyto(self.before, state.beliefs)
+            work = Working(self.before, state.beliefs, state.sites, state.log_scale)
+        else:
+            copies = (x.copy() for x in (state.beliefs, state.sites, state.log_scale))
+            work = Working(state.beliefs, *copies)
+        if state.sweeps and state.sweeps % REFRESH == 0 and stores:
+            np.copyto(work.beliefs, self.added_up(work.sites))
+        if not stores:
+            work.sites[:] = work.scale[:] = 0.0
+        self._move_blocks(state.blocks)
+        return work
+
+    def _run(self, state: GraphState, work: Working, tick: Tick) -> tuple[Working, Pace]:
+        """Update all factors once."""
+        schedule, damping = self.problem.schedule, self._damping(state)
+        before, beliefs, sites, scale = work
+        backward = state.sweeps % 2 == 1 and schedule.stores != "none"
+        forms = len(self.slots) > 0
+        if forms:
+            beliefs = np.concatenate([beliefs, self.slots])
+        old = (sites.copy(), scale.copy()) if forms else (sites, scale)
+        # if all factors are updated together, they read the old beliefs and sites
+        read, old_sites = (beliefs.copy(), sites.copy()) if state.together else (beliefs, sites)
+        arrays = backward, read, beliefs, old_sites, sites, scale, schedule.power, damping
+        program, pieces = self.together if state.together else (self.core, self.pieces)
+        for first, stop, count in pieces[::-1] if backward else pieces:
+            program.run(first, stop, *arrays)
+            tick(count)
+        if not forms:
+            return work, state.pace
+        pace = self._paced(state.pace, old, sites, scale)
+        return work._replace(beliefs=beliefs[: len(before)].copy()), pace
+
+    def _measure(
+        self, state: GraphState, work: Working, blocks: tuple[Any, ...], pace: Pace
+    ) -> tuple[float, float]:
+        """How far the sweep moved beliefs, and the sum of their log partition functions.
+
+        Beliefs that lost digits are recomputed, in place.
+        """
+        before, beliefs, sites, _ = work
         distance, partition = core.compare(before, beliefs, self.n_gaussians)
         distance = float(np.maximum(distance, self.others.change(before, beliefs)))
-        if distance > LOSING and schedule.stores != "none":
+        if distance > LOSING and self.problem.schedule.stores != "none":
             anew = self.added_up(sites)
             if self.is_proper(anew):
                 np.copyto(beliefs, anew)
@@ -584,41 +622,56 @@ class GraphEngine:
             distance = float(np.maximum(distance, moved))
         partition += self.others.partition(beliefs)
         partition += sum(blocks[k].partition for k in self.blocks)
-        moved = distance
-        if self.watch is not None and looked:
-            terms = self.watch.terms
-            places = self.problem.at[terms.variables]
-            self.distance = distance = core.compare_forms(
-                before, beliefs, terms.starts, places, terms.coefficient
-            )
-        elif self.watch is not None:
-            distance = max(distance, self.distance)
-        evidence = partition - self.prior_partition + float(scale.sum())
+        return distance, partition
+
+    def _watched(self, work: Working, moved: float, looks: bool) -> float:
+        """How far watched forms moved, or beliefs where these are not looked at."""
+        assert self.watch is not None
+        if not looks:
+            return max(moved, self.distance)
+        terms = self.watch.terms
+        places = self.problem.at[terms.variables]
+        self.distance = core.compare_forms(
+            work.before, work.beliefs, terms.starts, places, terms.coefficient
+        )
+        return self.distance
+
+    def _next(
+        self,
+        state: GraphState,
+        work: Working,
+        blocks: tuple[Any, ...],
+        pace: Pace,
+        moved: float,
+        distance: float,
+    ) -> GraphState:
+        """The state after the sweep, or the start of the fit where sweeps diverge."""
+        schedule, together = self.problem.schedule, state.together
         # in a cycle moves decrease as often as they increase. Sequential sweeps go forward and
         # backward, and are compared with those of the same direction
-        more = moved > state.moves[1 if state.together else 0]
+        more = moved > state.moves[1 if together else 0]
         grown = state.grown + 2 if more else max(0, state.grown - 1)
-        together = state.together
         diverges = grown >= 2 * MOST_GROWTHS and schedule.stores != "none"
         if diverges and together and not self.problem.tied:
             logger.info("parallel updates diverge: sequential updates from now on")
             together, diverges, grown = False, False, 0
         if self.problem.tied and distance > 0.5 * state.change:
             together = True
-        sweeps, moves = state.sweeps + 1, (state.moves[1], moved)
-        new = GraphState(beliefs, sites, scale, sweeps, together, distance, moves, grown)
-        new = new._replace(damping=state.damping, blocks=blocks, pace=pace)
-        restless = moved > RESTLESS and grown * damping >= 2 * MOST_RESTLESS
-        if diverges and (moved > ASTRAY or restless):
-            new = self._begun_again(new)
-        return Swept(
-            new,
-            distance / (state.damping * schedule.damping),
-            evidence,
-            Counts(refused, failed),
-            settled=settled,
+        new = GraphState(
+            work.beliefs,
+            work.sites,
+            work.scale,
+            state.sweeps + 1,
+            together,
+            distance,
+            (state.moves[1], moved),
+            grown,
             damping=state.damping,
+            blocks=blocks,
+            pace=pace,
         )
+        restless = moved > RESTLESS and grown * self._damping(state) >= 2 * MOST_RESTLESS
+        return self._begun_again(new) if diverges and (moved > ASTRAY or restless) else new
 
     def _paced(self, pace: Pace, begun: tuple[Array, Array], sites: Array, scale: Array) -> Pace:
         """Take a share of the change of the sites of forms over sparse blocks, in place.
@@ -683,9 +736,9 @@ class GraphEngine:
 
         Beliefs remain the sums of priors and sites.
         """
-        if self.limit is None or not self.limit.helps:
+        if self.limit is None or self.limit.tries < 1:
             return state.sweeps % WATCHED == 0 and state.sweeps > 0
-        limit = self.limit.visit(state.sweeps, beliefs, sites, scale)
+        self.limit, limit = self.limit.push(state.sweeps, beliefs, sites, scale)
         if limit is None or not self.is_proper(limit[0]):
             return False
         blocks = self._of_blocks(state, limit[1])
@@ -711,21 +764,20 @@ class GraphEngine:
         parts = np.split(log_z, np.cumsum([len(order) for order in rows])[:-1])
         return tuple(part[np.argsort(order)] for part, order in zip(parts, rows, strict=True))
 
-    def _accepted(
-        self, state: GraphState, before: Array, beliefs: Array, sites: Array
-    ) -> tuple[Array, Array, tuple[Any, ...], bool]:
+    def _accepted(self, state: GraphState, work: Working) -> tuple[Working, tuple[Any, ...], bool]:
         """The result of a sweep if it is proper, else after halving the step until it is.
 
-        Returns beliefs, sites, beliefs about blocks, and whether it was the whole step.
+        Returns it, beliefs about blocks, and whether it was the whole step.
         """
+        before, beliefs, sites, _ = work
         beliefs[self.of_forms] = np.tile([1.0, 0.0], len(self.of_forms) // 2)
         share = 1.0
         while True:
             blocks = self._of_blocks(state, sites) if self.is_proper(beliefs) else None
             if blocks is not None:
-                return beliefs, sites, blocks, share == 1.0
+                return work._replace(beliefs=beliefs, sites=sites), blocks, share == 1.0
             share *= 0.5
             if share < 0.5**HALVINGS:
-                return before, state.sites, state.blocks, False
+                return work._replace(beliefs=before, sites=state.sites), state.blocks, False
             sites = state.sites + 0.5 * (sites - state.sites)
             beliefs = before + 0.5 * (beliefs - before)
