@@ -14,6 +14,7 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
+from epfast.losses.custom import Simulator
 from epfast.operators.importance import ENOUGH, tempered
 from epfast.operators.messages import KINDS, MessageKind, check_places
 from epfast.operators.oracles import NOT_REPRESENTABLE, Answer, Oracle
@@ -107,7 +108,9 @@ class SampledFactor(Oracle):
         variable, (M,) float64. data (M, q) where there are data.
     sample : callable, optional
         ``f(x_1, ..., x_{c-1}[, data], rng=rng)``: draws (M,) of the last variable given the others.
-        Its weights are the messages over r. The factor itself is not needed.
+        Its weights are the messages over r. The factor itself is not needed. rng is a
+        ``numpy.random.Generator``. A run that fails returns infinity, which has weight 0: NaN is
+        refused.
     inputs : tuple of str, default=("gaussian",)
         Families of the variables: "gaussian", "gamma" or "beta".
     output : int, default=0
@@ -166,7 +169,7 @@ class SampledFactor(Oracle):
     reasons = (
         "",
         "fewer than min_ess draws are effective after max_draws: the proposal misses the tilted "
-        "density",
+        "density, or hardly a draw of sample equals what is observed (see observe)",
         "a weight is not finite: the factor, or a message, is infinite or NaN at a draw",
         "the projected variance is not positive",
         NOT_REPRESENTABLE,
@@ -201,7 +204,10 @@ class SampledFactor(Oracle):
                 f"{' and '.join(given) or 'no function'} is given; allowed: one of log_density, "
                 "density and sample"
             )
-        _checks.function(given[0], getattr(self, given[0]))
+        if self.sample is None:
+            _checks.function(given[0], getattr(self, given[0]))
+        else:
+            self._simulator()
         if self.observe is not None:
             _checks.freeze(self, observe=_checks.number("observe", self.observe, least=0.0))
             if self.sample is None:
@@ -321,26 +327,36 @@ class SampledFactor(Oracle):
                 raise ValueError(f"density returned {values.min():g}; allowed: numbers >= 0")
             return WeightedDraws(u, log_w + power * np.log(values))
         if self.observe is not None and datum is not None:
-            drawn = self._called("sample", x, datum[:-1] if len(datum) > 1 else None, rng=rng)
+            known = data_rows(datum[:-1] if len(datum) > 1 else None, size)
+            drawn = self._simulator()(*x, *known, rng=rng)
             return WeightedDraws(u, log_w + log_match(drawn, datum[-1], self.observe))
-        drawn = self._called("sample", x, datum, rng=rng)
+        drawn = self._simulator()(*x, *data_rows(datum, size), rng=rng)
         last, log_slope = coordinate(self.inputs[-1], drawn)
         inside = np.isfinite(last) & np.isfinite(log_slope)
-        # outside of its support a message is 0; NaN is no weight
-        log_w[~inside] = np.where(np.isnan(drawn[~inside]), np.nan, -np.inf)
+        # outside of its support a message is 0
+        log_w[~inside] = -np.inf
         log_m = log_messages([KINDS[self.inputs[-1]]], cavities[-1:], [last[inside]])
         log_w[inside] += log_m - log_slope[inside]
         return WeightedDraws([*u, last], log_w)
 
-    def _called(
-        self, name: str, x: list[Array], datum: Array | None, **more: np.random.Generator
-    ) -> Array:
-        """What a function of the user's returns at draws (M,), checked."""
-        count = len(x[0])
-        data = [] if datum is None else [np.broadcast_to(datum, (count, len(datum)))]
+    def _called(self, name: str, x: list[Array], datum: Array | None) -> Array:
+        """What a density of the user's returns at draws (M,), checked."""
+        function = self.log_density if name == "log_density" else self.density
+        assert function is not None
         # the arrays of the call are its own: what it writes into them is lost
-        values = getattr(self, name)(*[one.copy() for one in x], *data, **more)
-        return row_values(name, values, count)
+        values = function(*[one.copy() for one in x], *data_rows(datum, len(x[0])))
+        return row_values(name, values, len(x[0]))
+
+    def _simulator(self) -> Simulator:
+        """The user's sample, checked."""
+        assert self.sample is not None
+        x = tuple(f"x_{i + 1}" for i in range(len(self._drawn)))
+        return Simulator("sample", self.sample, x, (*x, "data"))
+
+
+def data_rows(datum: Array | None, count: int) -> list[Array]:
+    """The last argument of the functions of the user: the datum, for each of the draws."""
+    return [] if datum is None else [np.broadcast_to(datum, (count, len(datum)))]
 
 
 def fingerprints(messages: tuple[Array, ...], data: Array | None, *settings: float) -> list[bytes]:
@@ -396,7 +412,7 @@ def coordinate(kind: str, x: Array) -> tuple[Array, Array]:
 def log_match(x: Array, y: float, width: float) -> Array:
     """Log of a Gaussian kernel between draws and what is observed. Of width 0, of equality."""
     if width == 0.0:
-        return np.where(np.isnan(x), np.nan, np.where(x == y, 0.0, -np.inf))
+        return np.where(x == y, 0.0, -np.inf)
     z = (x - y) / width
     return np.asarray(-0.5 * z * z - np.log(width * np.sqrt(2.0 * np.pi)))
 
