@@ -10,7 +10,7 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.families import Categorical
+from epfast.families import SCALARS, Categorical
 from epfast.graph.factors import HALF_LOG_2PI, LinearFactor, expanded, forms_at, log_t
 from epfast.graph.marginals import Others
 from epfast.graph.problem import BLOCK, CATEGORICAL, GraphProblem, GraphState
@@ -18,7 +18,6 @@ from epfast.graph.variables import Block, Index, Scales
 from epfast.inference.certificates import Check, check
 from epfast.inference.importance import Proposal
 from epfast.losses import Loss
-from epfast.operators.messages import KINDS
 
 #: most draws times variables and neighbours of factors, which take five minutes: 70 ns each were
 #: measured on a chain of 3,000
@@ -69,7 +68,7 @@ class GraphProposal(Proposal):
                 edges = np.cumsum(np.exp(log_q), axis=1)[:, :-1]
                 self.categories.append((column[of], edges, share))
             else:
-                coordinate = KINDS[family.name]
+                coordinate = SCALARS[family.name]
                 numbers = prior, family.is_proper(prior), *coordinate.location(eta)
                 self.scalars.append((column[of], coordinate, *numbers))
             moments = family.mean(eta).ravel(), family.variance(eta).ravel()

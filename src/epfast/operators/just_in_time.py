@@ -27,7 +27,7 @@ from epfast.operators.learners import (
     DictionaryLearner,
     FourierLearner,
 )
-from epfast.operators.messages import KINDS, MessageKind, check_data, check_messages, check_places
+from epfast.operators.messages import KINDS, Messages, check_data, check_messages, check_places
 from epfast.operators.oracles import Answer, Oracle, as_oracle
 from epfast.schemes import Scheme
 
@@ -420,7 +420,7 @@ class Operator:
             targets[i], _, reason[i] = self.ask(row, _row(data, i), x[i], predicted, kind)
             first = i + 1
 
-    def _outputs(self, *rows: Array) -> Iterator[tuple[MessageKind, int, list[Array]]]:
+    def _outputs(self, *rows: Array) -> Iterator[tuple[Messages, int, list[Array]]]:
         """The family and the place of each output, and its two columns of the rows."""
         for j, place in enumerate(self.output):
             yield KINDS[self.inputs[place]], place, [row[:, 2 * j : 2 * j + 2] for row in rows]

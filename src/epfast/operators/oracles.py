@@ -258,7 +258,7 @@ class DensityOracle(Oracle):
         n = len(messages[0])
         kinds = [KINDS[family] for family in self.inputs]
         etas = tuple(kind.natural(p) for kind, p in zip(kinds, messages, strict=True))
-        centres = [kind.location(eta)[0] for kind, eta in zip(kinds, etas, strict=True)]
+        centres = [kind.family.location(eta)[0] for kind, eta in zip(kinds, etas, strict=True)]
         cavities = FactorCavities(
             etas,
             np.zeros((n, len(etas)), dtype=np.bool_),

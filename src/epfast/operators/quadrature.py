@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
 from epfast._arrays import Array, Indices, Which, pieces
-from epfast.operators.messages import MessageKind
+from epfast.families import Scalar
 from epfast.operators.tilted import (
     HASTY,
     LESS,
@@ -356,7 +356,7 @@ def sliced(tilted: Tilted) -> Tilted:
     return Tilted((second.name,), at_first, name=tilted.name)
 
 
-def integrands(kind: MessageKind, u: Array, centre: Array, width: Array) -> list[Array]:
+def integrands(kind: type[Scalar], u: Array, centre: Array, width: Array) -> list[Array]:
     """The two functions whose means give the projection, in units, at points (c, p)."""
     pair = kind.integrands(u, centre[:, None])
     return [f / unit for f, unit in zip(pair, kind.units(width[:, None]), strict=True)]

@@ -16,7 +16,7 @@ from epfast import _checks
 from epfast._arrays import Array
 from epfast.losses.custom import Simulator
 from epfast.operators.importance import ENOUGH, tempered
-from epfast.operators.messages import KINDS, MessageKind, check_places
+from epfast.operators.messages import KINDS, Messages, check_places
 from epfast.operators.oracles import NOT_REPRESENTABLE, Answer, Oracle
 from epfast.operators.tilted import row_values
 
@@ -68,7 +68,7 @@ class WeightedDraws:
 class MessageProposal(NamedTuple):
     """A product of messages, one for each drawn input. Or a mixture of several such products."""
 
-    kinds: list[MessageKind]
+    kinds: list[Messages]
     products: tuple[tuple[Message, ...], ...]
     shares: tuple[float, ...] = (1.0,)
 
@@ -244,7 +244,7 @@ class SampledFactor(Oracle):
         return tuple(checked)
 
     @property
-    def _drawn(self) -> list[MessageKind]:
+    def _drawn(self) -> list[Messages]:
         """Families of the inputs that are drawn from the proposal: all but a sampled one."""
         sampled = self.sample is not None and self.observe is None
         return [KINDS[family] for family in (self.inputs[:-1] if sampled else self.inputs)]
@@ -317,7 +317,7 @@ class SampledFactor(Oracle):
         """So many draws from the proposal, and logs of their weights (2)."""
         u, kinds = proposal.draw(rng, size), proposal.kinds
         log_w = log_messages(kinds, cavities[: len(kinds)], u) - proposal.log_density(u)
-        x = [kind.x(one) for kind, one in zip(kinds, u, strict=True)]
+        x = [kind.family.x(one) for kind, one in zip(kinds, u, strict=True)]
         if self.log_density is not None:
             log_w += power * self._called("log_density", x, datum)
             return WeightedDraws(u, log_w)
@@ -371,16 +371,16 @@ def fingerprints(messages: tuple[Array, ...], data: Array | None, *settings: flo
     return digests
 
 
-def log_messages(kinds: list[MessageKind], product: tuple[Message, ...], u: list[Array]) -> Array:
+def log_messages(kinds: list[Messages], product: tuple[Message, ...], u: list[Array]) -> Array:
     """Log density of u (M,) of each input under a product of messages."""
     logs = [
-        kind.log_density(kind.natural(p), one[None])[0]
+        kind.family.log_density(kind.natural(p), one[None])[0]
         for kind, p, one in zip(kinds, product, u, strict=True)
     ]
     return np.asarray(sum(logs))
 
 
-def projected(kind: MessageKind, u: Array, w: Array) -> tuple[Message, float, Array]:
+def projected(kind: Messages, u: Array, w: Array) -> tuple[Message, float, Array]:
     """The projection (1) of weighted draws, NaN where there is none. And their variance of u.
 
     The last result, (M, 2), says by how much each draw moves the means of the integrands.
@@ -391,9 +391,9 @@ def projected(kind: MessageKind, u: Array, w: Array) -> tuple[Message, float, Ar
     variance = float(np.sum(w * (u - centre) ** 2))
     if kind.name == "gamma":  # the log of the mean, which no exp(u) is far above
         centre = special.logsumexp(u, b=w)
-    first, second = kind.integrands(u[None], np.array([[centre]]))
+    first, second = kind.family.integrands(u[None], np.array([[centre]]))
     means = first @ w, second @ w
-    belief = kind.usual(kind.target(*means, np.array([centre])))
+    belief = kind.usual(kind.family.target(*means, np.array([centre])))
     pulls = w * (first - means[0]), w * (second - means[1])
     return belief, variance, np.concatenate(pulls).T
 
@@ -418,7 +418,7 @@ def log_match(x: Array, y: float, width: float) -> Array:
 
 
 def refitted(
-    kinds: list[MessageKind], draws: WeightedDraws, cavities: tuple[Message, ...]
+    kinds: list[Messages], draws: WeightedDraws, cavities: tuple[Message, ...]
 ) -> MessageProposal | None:
     """The next proposal: projections of the draws, widened, with 10 % cavity. None: no weight is.
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
 from epfast._arrays import Array, Which, pieces
-from epfast.operators.messages import KINDS
+from epfast.families import SCALARS
 
 #: steps of central differences, in units of the width of what is differentiated: with these a sixth
 #: order rule is right to about 1e-11, as rounding is
@@ -216,7 +216,7 @@ class Tilted:
         name: str = "log_t",
     ) -> None:
         self.function, self.gradient, self.hessian, self.name = log_t, gradient, hessian, name
-        self.kinds = tuple(KINDS[name] for name in families)
+        self.kinds = tuple(SCALARS[name] for name in families)
         #: whether derivatives of the user's serve as they are
         self.straight = all(name == "gaussian" for name in families)
 
@@ -290,7 +290,7 @@ class Tilted:
 class MessageScheme:
     """How messages of factors are found: projections of tilted densities, some at a time."""
 
-    families: ClassVar[frozenset[str]] = frozenset(KINDS)
+    families: ClassVar[frozenset[str]] = frozenset(SCALARS)
     #: whether cavities of Gaussians may be flat
     takes_flat: ClassVar[bool] = False
     #: why a fit failed, by the number in a projection
