@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, UserFunction
 from epfast._core.graph import GraphBatch, PythonBatch
 from epfast.families import FAMILIES, SCALARS
 from epfast.graph.factors import (
@@ -34,7 +34,6 @@ from epfast.operators.tilted import (
     FactorRows,
     Projections,
     Tilted,
-    UserFunction,
     called,
 )
 from epfast.priors import InverseGamma, Scale

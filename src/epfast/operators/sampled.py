@@ -6,14 +6,13 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy import special
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, UserFunction
 from epfast.losses.custom import Simulator
 from epfast.operators.importance import ENOUGH, tempered
 from epfast.operators.messages import KINDS, Messages, check_places
@@ -153,9 +152,9 @@ class SampledFactor(Oracle):
     array([[-0.,  1.]])
     """
 
-    log_density: Callable[..., ArrayLike] | None = None
-    density: Callable[..., ArrayLike] | None = None
-    sample: Callable[..., ArrayLike] | None = None
+    log_density: UserFunction | None = None
+    density: UserFunction | None = None
+    sample: UserFunction | None = None
     inputs: tuple[str, ...] = ("gaussian",)
     output: int = 0
     proposal: Proposal = None
@@ -284,7 +283,7 @@ class SampledFactor(Oracle):
         return belief[0], draws.top + np.log(draws.w.mean()), np.append(sd, of_log_z), 0
 
     def _enough(
-        self, draw: Callable[..., WeightedDraws], cavities: tuple[Message, ...]
+        self, draw: Callable[[MessageProposal, int], WeightedDraws], cavities: tuple[Message, ...]
     ) -> WeightedDraws:
         """Draws for one message: as many as are needed, or max_draws."""
         kinds, product = self._drawn, cavities
@@ -299,7 +298,7 @@ class SampledFactor(Oracle):
         if again is not None:
             proposal, draws = again, draw(again, self.draws)
         while draws.ess < self.min_ess and not draws.broken:
-            more = min(cast("int", self.max_draws) - len(draws.log_w), len(draws.log_w))
+            more = min((self.max_draws or 0) - len(draws.log_w), len(draws.log_w))
             if more <= 0:
                 break
             draws = draws.joined(draw(proposal, more))

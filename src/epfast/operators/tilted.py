@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
-from epfast._arrays import Array, Which, pieces
+from epfast._arrays import Array, UserFunction, Which, pieces
 from epfast.families import SCALARS
 
 #: steps of central differences, in units of the width of what is differentiated: with these a sixth
@@ -25,8 +25,6 @@ SECOND = np.array([3.0 / 2.0, -3.0 / 20.0, 1.0 / 90.0])
 MOST_NUMBERS = 1 << 18
 #: a function of x (n, k) and of the factors to which the rows belong
 Function = Callable[[Array, "FactorRows"], Array]
-#: log t of neighbours and data, or derivatives of it, as a user gives them
-UserFunction = Callable[..., ArrayLike]
 
 
 class FactorRows(NamedTuple):
