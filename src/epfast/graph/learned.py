@@ -33,7 +33,7 @@ class LearnedMessages:
         self.inputs = self.operators[0].inputs
         #: the power for which all of them learn
         self.power = self.operators[0].power
-        of_oracles = (reason for op in self.operators for reason in op.oracle.reasons[1:])
+        of_oracles = (reason for op in self.operators for reason in op.asked.reasons[1:])
         #: why a fit failed, by the number in an answer
         self.reasons = ("", "the parameters of a cavity overflow", *of_oracles)
 
@@ -97,12 +97,12 @@ class LearnedMessages:
             values, refused = op.visit(taken, None if data is None else data[rows])
             with np.errstate(all="ignore"):  # rows that were refused are NaN
                 beliefs = op.beliefs(taken, values)
-                for j, place in enumerate(op.output):
+                for j, place in enumerate(op.places):
                     targets[place][rows] = kinds[place].natural(beliefs[:, 2 * j : 2 * j + 2])
             if op is self.operators[0]:  # all learn the same log Z
                 log_z[rows] = values[:, -1]
             reason[rows] = np.where(refused > 0, first + refused, 0)
-            first += len(op.oracle.reasons) - 1
+            first += len(op.asked.reasons) - 1
         return Projections(log_z, targets, reason)
 
 
@@ -127,15 +127,15 @@ def check_operators(given: Operator | Sequence[Operator | None]) -> None:
                 f"the oracle of {name} is {op.oracle!r}, which takes its loss from a fit; allowed "
                 "in a graph: an oracle with a loss, such as epfast.operators.SiteOracle(loss)"
             )
-        if not op.oracle.has_log_z:
+        if not op.asked.has_log_z:
             raise ValueError(
                 f"the oracle of {name} has no log_z, which the evidence needs; allowed: an oracle "
                 "with log_z, such as CallableOracle(..., has_log_z=True)"
             )
         wanted = (j,) if several else tuple(range(len(op.inputs)))
-        if tuple(sorted(op.output)) != wanted:
+        if tuple(sorted(op.places)) != wanted:
             raise ValueError(
-                f"{name} has output {op.output} of the inputs {op.inputs}; allowed: {wanted}"
+                f"{name} has output {op.places} of the inputs {op.inputs}; allowed: {wanted}"
                 + ("" if several else ", or a tuple of operators, one for each neighbour")
             )
         if several and len(op.inputs) != len(listed):

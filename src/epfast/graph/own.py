@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, UserFunction
 from epfast._core.graph import GraphBatch, PythonBatch
-from epfast.families import FAMILIES
+from epfast.families import FAMILIES, SCALARS
 from epfast.graph.arguments import rows_of
 from epfast.graph.factors import (
     Batch,
@@ -26,14 +26,12 @@ from epfast.graph.variables import Index, Variables
 from epfast.operators.importance import ImportanceMessages
 from epfast.operators.just_in_time import Operator
 from epfast.operators.laplace import LaplaceMessages
-from epfast.operators.messages import KINDS
 from epfast.operators.quadrature import QuadratureMessages
 from epfast.operators.tilted import (
     FactorCavities,
     FactorRows,
     Projections,
     Tilted,
-    UserFunction,
     called,
 )
 from epfast.schedules import FilledSchedule
@@ -326,8 +324,8 @@ class BatchFits:
                     start[:, j] = np.where(
                         kind.is_proper(q), mean, np.where(proper[:, j], incoming, 0.0)
                     )
-                elif self.families[j] in KINDS:
-                    start[:, j] = KINDS[self.families[j]].location(eta)[0]
+                elif self.families[j] in SCALARS:
+                    start[:, j] = SCALARS[self.families[j]].location(eta)[0]
         good = np.flatnonzero((proper | flat).all(axis=1))
         self._count("a cavity is improper", m - len(good))
         steps, scales = np.full(beliefs.shape, np.nan), np.full(m, np.nan)
