@@ -5,8 +5,6 @@ from numpy.typing import NDArray
 
 from epfast._core._types import Array
 
-def dirichlet_parameters(logs: Array) -> Array: ...
-
 class MixtureRows:
     n_rows: int
     n_naturals: int

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from epfast.graph.problem import GraphProblem
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
-#: letters of the families, in patterns of neighbours: Gaussian, gamma, beta, categorical
-LETTERS = np.frombuffer(b"ngbc", dtype=np.uint8)
+#: letters of the families, in patterns of neighbours: Gaussian, gamma, beta, categorical, Dirichlet
+LETTERS = np.frombuffer(b"ngbcd", dtype=np.uint8)
 
 
 #: variables that a user gives as neighbours of factors. Left out, or other things, are refused
@@ -151,7 +151,7 @@ class Kind:
     """
 
     #: families of the neighbours of a factor, as a regular expression of LETTERS
-    pattern: ClassVar[str] = "[ngbc]+"
+    pattern: ClassVar[str] = "[ngbcd]+"
     #: names of data with a number for each factor, (n,), and their least allowed values
     numbers: ClassVar[dict[str, float]] = {}
     #: whether factors of a batch may share a site

@@ -26,7 +26,7 @@ from epfast.schedules import ADF, AEP, EP, SEP, FilledSchedule, Schedule
 
 #: number of blocks in place of a family, since their beliefs are stored separately
 BLOCK = -1
-CATEGORICAL = list(FAMILIES).index("categorical")
+CATEGORICAL, DIRICHLET = map(list(FAMILIES).index, ("categorical", "dirichlet"))
 #: rounding of the log evidence for each factor
 ROUNDING = 1e-8
 #: orders of EP
@@ -50,8 +50,8 @@ def priors_in_effect(problem: GraphProblem, at: Index) -> Array:
     """Natural parameters of the priors, given the batches, in the order of ``at``.
 
     A variable that a walk defines has a flat prior. A categorical variable without a prior has a
-    flat one if a factor of categorical variables alone is about it, and equal probabilities
-    otherwise.
+    flat one if a factor of categorical and Dirichlet variables alone is about it, and equal
+    probabilities otherwise.
     """
     families, sizes = problem.families, problem.sizes
     prior = np.empty(at[-1])
@@ -61,7 +61,7 @@ def priors_in_effect(problem: GraphProblem, at: Index) -> Array:
         defined = batch.factor.defines(batch)
         prior[at[defined]] = prior[at[defined] + 1] = 0.0
         variables, starts = batch.terms.variables, batch.terms.starts
-        alone = np.logical_and.reduceat(families[variables] == CATEGORICAL, starts[:-1])
+        alone = np.logical_and.reduceat(families[variables] >= CATEGORICAL, starts[:-1])
         known[variables[np.repeat(alone, batch.terms.counts)]] = True
     for k in np.unique(sizes[~known]):
         inner = at[np.flatnonzero(~known & (sizes == k)), None] + np.arange(k)
@@ -289,7 +289,7 @@ class GraphProblem(NamedTuple):
         seen = np.zeros(len(self.families), dtype=bool)
         for batch in self.batches:
             seen[batch.terms.variables] = True
-        # zeros are a uniform prior of beta and categorical variables, and proper
+        # zeros are a uniform prior of beta, categorical and Dirichlet variables, and proper
         may = np.flatnonzero(self.families <= 1)
         flat = np.zeros(len(seen), dtype=bool)
         flat[may] = (self.prior[self.at[may]] == 0.0) & (self.prior[self.at[may] + 1] == 0.0)
