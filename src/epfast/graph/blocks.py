@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +19,10 @@ from epfast.gaussian.prior import prior_of
 from epfast.gaussian.rows import Data
 from epfast.gaussian.shards import WarmStart
 from epfast.gaussian.table import Request, choose, engine_of
+from epfast.graph.beliefs import BlockBelief
 from epfast.graph.factors import Batch, LinearFactor
 from epfast.graph.variables import Index
 from epfast.inference import Sites, Swept
-from epfast.inference.loop import Summary
 from epfast.inference.runtime import Tick
 from epfast.schedules import Schedule
 
@@ -47,48 +47,6 @@ class BlockPrior(NamedTuple):
         assert belief is not None  # it was checked when the block was made
         half = w @ (self.precision @ self.mean) - belief.partition
         return np.asarray(half - 0.5 * np.einsum("ij,ij->i", w @ self.precision, w))
-
-
-class BlockBelief(NamedTuple):
-    """The belief about a block: a Gaussian."""
-
-    #: (d, d)
-    covariance: Array
-    #: in the shape of the block
-    mean: Array
-    #: log partition function, without terms that depend on d alone
-    partition: float
-
-    @property
-    def variance(self) -> Array:
-        return self.covariance.diagonal().reshape(self.mean.shape).copy()
-
-    @property
-    def sd(self) -> Array:
-        return np.sqrt(self.variance)
-
-    def covariances_of(self, columns: Index) -> Array:
-        """Covariances (m, q, q) of the entries in each row of columns (m, q)."""
-        at = np.asarray(columns)
-        return np.asarray(self.covariance[at[:, :, None], at[:, None, :]])
-
-    @property
-    def summary(self) -> Summary:
-        return Summary(self.mean, self.covariance.diagonal())
-
-    def shaped(self, shape: tuple[int, ...]) -> BlockBelief:
-        """A copy, about a block of this shape."""
-        mean = self.mean.reshape(shape).copy()
-        return BlockBelief(self.covariance.copy(), mean, self.partition)
-
-    def latent(self, rows: Matrix) -> tuple[Array, Array]:
-        """Mean and variance of forms x'w, (n,) each, for rows (n, d)."""
-        return rows @ self.mean, (rows * (rows @ self.covariance)).sum(axis=1)
-
-    def coloring(self) -> tuple[Callable[[Array], Array], float]:
-        """Makes standard normal draws (m, d) draws about the mean. And log det covariance / 2."""
-        root = np.linalg.cholesky(self.covariance)
-        return lambda z: z @ root.T, float(np.log(root.diagonal()).sum())
 
 
 def belief_of(precision: Array, shift: Array) -> BlockBelief | None:

@@ -18,9 +18,9 @@ from epfast._core.thread_pool import ThreadPool
 from epfast.families import POSSIBLE
 from epfast.gaussian.engine import block_size
 from epfast.gaussian.forms.sparse import Pace, paced
+from epfast.graph.beliefs import BlockBelief
 from epfast.graph.blocks import (
     About,
-    BlockBelief,
     BlockPrior,
     LinearPart,
     abouts,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from functools import cache
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,11 +17,13 @@ from scipy import sparse
 from epfast import _checks, schemes
 from epfast._arrays import CSR, AnyArray, Array, Given, Which, entries_of
 from epfast._core.graph import GaussianBatch, GraphBatch, LinearBatch
+from epfast.graph.beliefs import Belief, BlockBelief, ScaleBelief, SparseBelief
 from epfast.graph.variables import (
     BlockTerms,
     Index,
     Linear,
     LinearForm,
+    Scales,
     Terms,
     Variables,
     ends,
@@ -34,10 +38,6 @@ from epfast.losses import Gaussian, Interval, Loss, Probit, resolve
 from epfast.losses.names import LossGiven
 from epfast.schemes import Scheme
 
-if TYPE_CHECKING:
-    from epfast.graph.posterior import GraphPosterior
-    from epfast.graph.problem import GraphProblem
-
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 #: letters of the families, in patterns of neighbours: Gaussian, gamma, beta, categorical, Dirichlet
 LETTERS = np.frombuffer(b"ngbcd", dtype=np.uint8)
@@ -47,6 +47,10 @@ LETTERS = np.frombuffer(b"ngbcd", dtype=np.uint8)
 Neighbour = Linear | None
 #: what a user gives of a factor: neighbours, forms, numbers, a scheme
 Argument = Neighbour | Given | Sequence[Linear | ArrayLike] | Scheme
+
+
+#: the number of a batch before it is in a graph
+NEW = -1
 
 
 class Gaussians(NamedTuple):
@@ -61,7 +65,7 @@ class Gaussians(NamedTuple):
 class Batch(NamedTuple):
     """Factors of one kind that were added together. Row i of each array is of factor i."""
 
-    #: its number in the graph
+    #: its number in the graph, or NEW
     key: int
     factor: Kind
     #: neighbours of each factor. The coefficients are 1 except for linear forms
@@ -128,6 +132,49 @@ class Edges(NamedTuple):
     size: Index
 
 
+@dataclass(frozen=True)
+class Beliefs:
+    """Beliefs about the variables of a graph, by which factors predict."""
+
+    #: (n_variables + 1,), where the natural parameters of each variable begin
+    at: Index
+    #: natural parameters of all variables
+    natural: Array
+    #: by the numbers of the blocks
+    blocks: Mapping[int, BlockBelief | SparseBelief]
+    #: returns the log of the integral of each factor of a batch over the beliefs
+    log_z: Callable[[Batch], Array]
+
+    def of(self, variables: Variables) -> Belief:
+        """The belief about an array of variables."""
+        natural = self.natural_of(variables.numbers.ravel(), variables.width)
+        if variables.family == "gaussian":  # rounding of sites that cancel
+            natural[natural[:, 0] <= 0.0] = 0.0
+        kind = ScaleBelief if isinstance(variables, Scales) else Belief
+        return kind(variables.family, variables.shape, natural)
+
+    def natural_of(self, numbers: Index, width: int = 2) -> Array:
+        """Natural parameters of the variables of these numbers, (..., width)."""
+        return np.asarray(self.natural[self.at[numbers][..., None] + np.arange(width)])
+
+    def latent(self, form: LinearForm) -> tuple[Array, Array]:
+        """Mean and variance of linear forms, in their shape."""
+        at = self.at[form.terms.variables]
+        precision = np.maximum(self.natural[at], 0.0)
+        shift = np.where(precision > 0.0, self.natural[at + 1], 0.0)
+        rows = np.repeat(np.arange(form.size), form.terms.counts)
+        a = form.terms.coefficient
+        with np.errstate(all="ignore"):  # flat variables: as a belief shows them
+            means = np.where((precision == 0.0) & (shift == 0.0), 0.0, a * shift / precision)
+            variances = np.where(a == 0.0, 0.0, a * a / precision)
+        mean: Array = form.offset + np.bincount(rows, means, form.size)
+        variance: Array = np.bincount(rows, variances, form.size).astype(np.float64)
+        for part in form.parts:
+            more, spread = self.blocks[part.block].latent(part.rows)
+            mean, variance = mean + more, variance + spread
+        return mean.reshape(form.shape), variance.reshape(form.shape)
+
+
 def chain_times(batch: Batch) -> tuple[Index, Array] | None:
     """Times of variables if the forms make a chain, as x[1:] - x[:-1]. None otherwise."""
     terms = batch.terms
@@ -146,7 +193,7 @@ class Kind:
     A kind makes a batch from the arguments of the user (``attach``), gives it to the core for
     sweeps (``sweep``), and has its log density for the check. The kind in a batch is without what
     the batch has, so that files hold it once. Predictions are optional methods with
-    the names of those of a posterior. They take the posterior and the arguments of :meth:`attach`,
+    the names of those of a posterior. They take the beliefs and the arguments of :meth:`attach`,
     without the observations.
     """
 
@@ -171,9 +218,8 @@ class Kind:
         """Whether moments change sharply, as those of quick Laplace."""
         return False
 
-    def attach(self, model: GraphProblem, /, *neighbours: Any, **data: Any) -> Batch:
-        """Check neighbours and data, and make the batch."""
-        raise NotImplementedError
+    #: checks neighbours and data, and makes the batch
+    attach: Callable[..., Batch]
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
         """The batch for the core, in the order of the program."""
@@ -185,10 +231,6 @@ class Kind:
             f"batch {batch.key} is of {type(self).__name__}, a constraint that no draw fulfils; "
             "allowed for a check: factors with a density"
         )
-
-    def log_z(self, post: GraphPosterior, /, *neighbours: Argument, **data: Argument) -> Array:
-        """Log of the integral of each factor over the beliefs. The arguments are as for ``add``."""
-        return post.log_integrals(self.attach(post.problem, *neighbours, **data))
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         """Check a batch that was read from a file, and convert its data to doubles.
@@ -264,17 +306,59 @@ def kind_of(factor: Kind | LossGiven) -> Kind:
     return factor if isinstance(factor, Kind) else LinearFactor(factor)
 
 
-def form_of(
-    model: GraphProblem, name: str, value: Linear | None, blocks: bool = False
-) -> LinearForm:
-    """Check a linear form of this graph. blocks: whether it may be over blocks."""
+def name_of(factor: Kind | LossGiven) -> str:
+    """How messages call a factor that a user gave."""
+    return type(factor).__name__ if isinstance(factor, Kind) else repr(factor)
+
+
+@cache
+def takes(call: Callable[..., Batch | Array], first: int) -> inspect.Signature:
+    """What a method of a kind takes from its parameter of this number on, without types."""
+    taken = list(inspect.signature(call).parameters.values())[first:]
+    return inspect.Signature([one.replace(annotation=one.empty) for one in taken])
+
+
+def bind(
+    method: str,
+    factor: Kind | LossGiven,
+    neighbours: tuple[Argument, ...],
+    data: Mapping[str, Argument],
+) -> dict[str, Argument]:
+    """The arguments of ``add`` or a prediction by name. Refuses those that it does not take.
+
+    Variables that the factor itself has are among them.
+    """
+    kind = kind_of(factor)
+    if method == "add":
+        signature = takes(type(kind).attach, 1)
+    else:  # after the beliefs
+        signature = takes(getattr(type(kind), method), 2)
+    try:
+        bound = signature.bind(*neighbours, **data)
+    except TypeError as error:
+        shown = f"{name_of(factor)}, {str(signature)[1:-1]}"
+        raise TypeError(f"{method}() {error}; allowed: {method}({shown})") from None
+    named = dict(vars(kind))
+    for name, value in bound.arguments.items():
+        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            named |= value
+        elif name == "h":  # as in the formula of a table
+            named |= {f"h_{j + 1}": one for j, one in enumerate(value)}
+        elif isinstance(value, list | tuple):
+            named |= {f"{name}[{j}]": one for j, one in enumerate(value)}
+        else:
+            named[name] = value
+    return named
+
+
+def form_of(name: str, value: Linear | None, blocks: bool = False) -> LinearForm:
+    """Check a linear form. blocks: whether it may be over blocks."""
     if not isinstance(value, Linear):
         raise TypeError(
             f"{name} is {_checks.describe(value)}; allowed: a linear form over Gaussian variables "
             "of the graph, such as s[i] - s[j]"
         )
     form = value.form()
-    model.check_handle(name, value)
     if form.size == 0:
         raise ValueError(f"{name} is empty; allowed: one form or more")
     if form.parts and not blocks:
@@ -385,7 +469,7 @@ def with_responses(form: LinearForm, y: Given) -> tuple[LinearForm, AnyArray]:
     return wide, np.broadcast_to(given, shape + width).reshape(wide.size, *width)
 
 
-def batch_of_forms(kind: Kind, key: int, h: LinearForm, noise: ArrayLike, y: Array) -> Batch:
+def batch_of_forms(kind: Kind, h: LinearForm, noise: ArrayLike, y: Array) -> Batch:
     """A batch of factors of forms with noise."""
     data = {
         "offset": h.offset.copy(),
@@ -393,7 +477,7 @@ def batch_of_forms(kind: Kind, key: int, h: LinearForm, noise: ArrayLike, y: Arr
         "y": y,
     }
     terms, parts = neighbours_of(h)
-    return Batch(key, kind, terms, data, np.arange(h.size).reshape(h.shape), parts)
+    return Batch(NEW, kind, terms, data, np.arange(h.size).reshape(h.shape), parts)
 
 
 def expanded(batch: Batch, column: Index) -> Batch:
@@ -451,21 +535,19 @@ def log_t(loss: Loss, y: Array, h: Array, noise: Array) -> Array:
     return np.asarray(logs)
 
 
-def latent(post: GraphPosterior, h: LinearForm, noise: ArrayLike) -> tuple[Array, Array]:
+def latent(q: Beliefs, h: LinearForm, noise: ArrayLike) -> tuple[Array, Array]:
     """Mean and variance of forms with noise, (n,)."""
-    mean, variance = post.predict_latent(h)
+    mean, variance = q.latent(h)
     return mean.ravel(), variance.ravel() + numbers_of("noise", noise, h.shape, least=0.0)
 
 
 def by_loss(method: str) -> Callable[..., Array]:
     """The prediction of a loss at linear forms."""
 
-    def predicted(
-        self: LinearFactor, post: GraphPosterior, form: Linear, *, noise: Given = None
-    ) -> Array:
-        h = form_of(post.problem, "form", form, blocks=True)
+    def predicted(self: LinearFactor, q: Beliefs, form: Linear, *, noise: Given = None) -> Array:
+        h = form_of("form", form, blocks=True)
         loss, noise = loss_with_noise(self.loss, noise)
-        prediction = getattr(loss, method)(*latent(post, h, noise))
+        prediction = getattr(loss, method)(*latent(q, h, noise))
         return np.asarray(prediction.reshape(h.shape + prediction.shape[1:]))
 
     return predicted
@@ -485,17 +567,14 @@ class LinearFactor(Kind):
     predict_variance = by_loss("predict_variance")
     predict_proba = by_loss("predict_proba")
 
-    def log_predictive(
-        self, post: GraphPosterior, form: Linear, y: Given, *, noise: Given = None
-    ) -> Array:
-        h, flat = with_responses(form_of(post.problem, "form", form, True), y)
+    def log_predictive(self, q: Beliefs, form: Linear, y: Given, *, noise: Given = None) -> Array:
+        h, flat = with_responses(form_of("form", form, True), y)
         loss, noise = loss_with_noise(self.loss, noise)
-        logs = loss.log_predictive(loss.observed(flat, h.size), *latent(post, h, noise))
+        logs = loss.log_predictive(loss.observed(flat, h.size), *latent(q, h, noise))
         return np.asarray(logs.reshape(h.shape))
 
     def attach(
         self,
-        model: GraphProblem,
         form: Linear | None = None,
         y: Given = None,
         *,
@@ -504,13 +583,13 @@ class LinearFactor(Kind):
     ) -> Batch:
         loss, noise = loss_with_noise(self.loss, noise)
         scheme = schemes.resolve(scheme)
-        h = form_of(model, "form", form, blocks=True)
+        h = form_of("form", form, blocks=True)
         reason = scheme.refuses(loss, "row")
         if reason is not None:
             raise ValueError(reason)
         h, flat = with_responses(h, y)
         responses = np.ascontiguousarray(loss.observed(flat, h.size))
-        batch = batch_of_forms(LinearFactor(loss, scheme), model.added, h, noise, responses)
+        batch = batch_of_forms(LinearFactor(loss, scheme), h, noise, responses)
         terms, data = batch.terms, batch.data
         if type(loss) is Gaussian and loss.beta == 1.0:
             # the noise is added to the variance, as a share of that of the loss for each row
@@ -621,17 +700,15 @@ class Between(Kind):
     upper: ArrayLike = np.inf
     log_density = LinearFactor.log_density
 
-    def attach(
-        self, model: GraphProblem, form: Linear | None = None, *, noise: ArrayLike = 0.0
-    ) -> Batch:
-        h = form_of(model, "form", form, blocks=True)
+    def attach(self, form: Linear | None = None, *, noise: ArrayLike = 0.0) -> Batch:
+        h = form_of("form", form, blocks=True)
         ends = [
             numbers_of(name, getattr(self, name), h.shape, finite=False)
             for name in ("lower", "upper")
         ]
         if not (ends[0] < ends[1]).all():
             raise ValueError("lower is not below upper; allowed: lower < upper, no NaN")
-        return batch_of_forms(Between(), model.added, h, noise, np.stack(ends, axis=1))
+        return batch_of_forms(Between(), h, noise, np.stack(ends, axis=1))
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)
@@ -650,27 +727,24 @@ class Between(Kind):
     def labels(self, batch: Batch) -> NDArray[np.uint8]:
         return np.asarray(np.isfinite(batch.data["y"]).all(axis=1), dtype=np.uint8)
 
-    def log_predictive(
-        self, post: GraphPosterior, form: Linear, *, noise: ArrayLike = 0.0
-    ) -> Array:
-        h = form_of(post.problem, "form", form, blocks=True)
-        bounds = self.attach(post.problem, h, noise=noise).data["y"]
-        mean, variance = latent(post, h, noise)
+    def log_predictive(self, q: Beliefs, form: Linear, *, noise: ArrayLike = 0.0) -> Array:
+        h = form_of("form", form, blocks=True)
+        bounds = self.attach(h, noise=noise).data["y"]
+        mean, variance = latent(q, h, noise)
         logs = self.loss.log_predictive(bounds, mean, np.minimum(variance, VAST))
         return np.asarray(logs.reshape(h.shape))
 
-    def predict_proba(self, post: GraphPosterior, form: Linear, *, noise: ArrayLike = 0.0) -> Array:
-        return np.exp(post.log_predictive(self, form, noise=noise))
+    def predict_proba(self, q: Beliefs, form: Linear, *, noise: ArrayLike = 0.0) -> Array:
+        return np.exp(self.log_predictive(q, form, noise=noise))
 
 
-def variables_of(model: GraphProblem, name: str, value: Neighbour, *families: str) -> Variables:
-    """Variables of this graph, of one of the families."""
+def variables_of(name: str, value: Neighbour, *families: str) -> Variables:
+    """Variables of one of the families."""
     if not isinstance(value, Variables):
         raise TypeError(
             f"{name} is {_checks.describe(value)}; allowed: variables of the graph, "
             f"{' or '.join(families)}, not linear forms"
         )
-    model.check_handle(name, value)
     if value.family not in families:
         raise TypeError(f"{name} is a {value.family} variable; allowed: {' or '.join(families)}")
     if value.size == 0:
@@ -679,7 +753,6 @@ def variables_of(model: GraphProblem, name: str, value: Neighbour, *families: st
 
 
 def rows_of(
-    model: GraphProblem,
     neighbours: Mapping[str, tuple[Neighbour, *tuple[str, ...]]],
     /,
     **beside: tuple[int, ...],
@@ -689,7 +762,7 @@ def rows_of(
     neighbours: variables by name, each with the families that it may have. beside: shapes of the
     other arrays.
     """
-    given = {name: variables_of(model, name, *one) for name, one in neighbours.items()}
+    given = {name: variables_of(name, *one) for name, one in neighbours.items()}
     shape = together(**{name: v.shape for name, v in given.items()}, **beside)
     numbers = np.stack([np.broadcast_to(v.numbers, shape) for v in given.values()], axis=-1)
     if not numbers.size:
@@ -699,9 +772,9 @@ def rows_of(
     return numbers
 
 
-def plain_batch(kind: Kind, key: int, numbers: Index, data: dict[str, Array]) -> Batch:
+def plain_batch(kind: Kind, numbers: Index, data: dict[str, Array]) -> Batch:
     """A batch whose factors all have the same number of neighbours, (..., neighbours)."""
     n, k = math.prod(numbers.shape[:-1]), numbers.shape[-1]
     flat = np.ascontiguousarray(numbers, dtype=np.intp).ravel()
     terms = Terms(np.arange(0, n * k + 1, k, dtype=np.intp), flat, np.ones(n * k))
-    return Batch(key, kind, terms, data, np.arange(n).reshape(numbers.shape[:-1]))
+    return Batch(NEW, kind, terms, data, np.arange(n).reshape(numbers.shape[:-1]))

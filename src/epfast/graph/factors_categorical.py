@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +16,7 @@ from epfast._core.graph import GraphBatch
 from epfast._core.graph_factors import MixtureBatch, TableBatch
 from epfast.graph.factors import (
     Batch,
+    Beliefs,
     Edges,
     Kind,
     Neighbour,
@@ -44,10 +45,6 @@ from epfast.graph.variables import (
 from epfast.inference.files import restore_responses
 from epfast.losses import Loss, Ordinal
 from epfast.losses.names import LossGiven
-
-if TYPE_CHECKING:
-    from epfast.graph.posterior import GraphPosterior
-    from epfast.graph.problem import GraphProblem
 
 #: most entries of a table, since each takes time in every sweep
 MOST_ENTRIES = 1 << 24
@@ -126,19 +123,19 @@ class Table(Kind):
             )
         return rows
 
-    def attach(self, model: GraphProblem, *h: Neighbour) -> Batch:
+    def attach(self, *h: Neighbour) -> Batch:
         if not h:
             raise ValueError("a table has no variable; allowed: one categorical variable or more")
         given = {f"h_{j + 1}": (value, "categorical") for j, value in enumerate(h)}
-        widths = tuple(variables_of(model, name, *one).width for name, one in given.items())
+        widths = tuple(variables_of(name, *one).width for name, one in given.items())
         lead = self.p.shape[: max(0, self.p.ndim - len(h))]
         tables = self.tables(widths)
-        numbers = rows_of(model, given, **{"leading axes of p": lead})
+        numbers = rows_of(given, **{"leading axes of p": lead})
         data = {}
         if len(tables) > 1:
             places = np.broadcast_to(np.arange(len(tables)).reshape(lead), numbers.shape[:-1])
             data["log_p"] = logs_of(tables)[places.ravel()]
-        return plain_batch(self, model.added, numbers, data)
+        return plain_batch(self, numbers, data)
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)
@@ -164,16 +161,15 @@ class Table(Kind):
         at = np.ravel_multi_index(tuple(theta[:, names].astype(np.intp).transpose(2, 0, 1)), shape)
         return np.asarray(logs[np.arange(batch.n) % len(logs), at].sum(axis=1))
 
-    def predict_proba(self, post: GraphPosterior, *h: Neighbour) -> Array:
+    def predict_proba(self, q: Beliefs, *h: Neighbour) -> Array:
         """Probabilities of the categories of the variable in the place of None."""
         empty = [j for j, value in enumerate(h) if value is None]
         if len(empty) != 1:
             raise ValueError(
                 f"h has None in {len(empty)} places; allowed: one None, for the variable to predict"
             )
-        model = post.problem
         given = {
-            j: variables_of(model, f"h_{j + 1}", value, "categorical")
+            j: variables_of(f"h_{j + 1}", value, "categorical")
             for j, value in enumerate(h)
             if value is not None
         }
@@ -181,7 +177,7 @@ class Table(Kind):
         letters = "abcdefghijklmnopqrstuvwxyz"[: len(h)]
         operands = [self.p / self.p.max()]
         for variables in given.values():
-            logits = post[variables].logits
+            logits = q.of(variables).logits
             operands.append(np.exp(logits - logits.max(axis=-1, keepdims=True)))
         shapes = {f"h_{j + 1}": variables.shape for j, variables in given.items()}
         together(**{"leading axes of p": self.p.shape[: self.p.ndim - len(h)]}, **shapes)
@@ -194,9 +190,9 @@ class Table(Kind):
             )
         return np.asarray(masses / total)
 
-    def predict(self, post: GraphPosterior, *h: Neighbour) -> Array:
+    def predict(self, q: Beliefs, *h: Neighbour) -> Array:
         """The most probable category of the variable in the place of None."""
-        return np.asarray(self.predict_proba(post, *h).argmax(axis=-1))
+        return np.asarray(self.predict_proba(q, *h).argmax(axis=-1))
 
 
 def logs_of(p: Array) -> Array:
@@ -273,7 +269,6 @@ class Mixture(Kind):
     """
 
     pattern: ClassVar[str] = "n*c"
-    log_predictive = Kind.log_z
     h: Variables | None
     loss: LossGiven | Sequence[LossGiven]
     vectors: bool = False
@@ -295,14 +290,14 @@ class Mixture(Kind):
         resolved = [scalar_loss(loss) for loss in self.given]
         return resolved if len(resolved) == K else resolved * K
 
-    def known(self, model: GraphProblem, forms: FormsGiven, y: Given, noise: Given) -> Components:
+    def known(self, forms: FormsGiven, y: Given, noise: Given) -> Components:
         """The arguments, broadcast to common shapes."""
-        h = variables_of(model, "h", self.h, "categorical")
+        h = variables_of("h", self.h, "categorical")
         _checks.flag("vectors", self.vectors)
         kind, extra = self, 0.0 if noise is None else noise
         if noise is not None:
             kind = replace(self, loss=[loss_with_noise(loss, noise)[0] for loss in self.given])
-        each, parts = kind.losses(h.width), forms_of(model, forms, h.width)
+        each, parts = kind.losses(h.width), forms_of(forms, h.width)
         shapes = {f"forms[{k}]": form.shape for k, form in enumerate(parts)}
         shapes |= {"noise": np.shape(extra), "h": (*h.shape, 1) if self.vectors else h.shape}
         shape = together(**shapes)
@@ -314,10 +309,8 @@ class Mixture(Kind):
         forms_of_each = [form.broadcast(shape) for form in parts]
         return Components(kind, each, forms_of_each, variance, shape, rows)
 
-    def attach(
-        self, model: GraphProblem, forms: FormsGiven = None, y: Given = None, *, noise: Given = None
-    ) -> Batch:
-        kind, each, parts, extra, shape, rows = self.known(model, forms, y, noise)
+    def attach(self, forms: FormsGiven = None, y: Given = None, *, noise: Given = None) -> Batch:
+        kind, each, parts, extra, shape, rows = self.known(forms, y, noise)
         assert self.h is not None  # it was checked
         n, K = math.prod(rows), len(each)
         P = math.prod(shape) // max(1, n)
@@ -329,7 +322,7 @@ class Mixture(Kind):
             data[f"y{k}"] = loss.observed(given, n * P).reshape(n, P, -1)
         labels = np.broadcast_to(self.h.numbers, rows)[..., None]
         kind = replace(kind, h=None, loss=tuple(each))
-        batch = plain_batch(kind, model.added, labels, data)
+        batch = plain_batch(kind, labels, data)
         return batch._replace(terms=joined(terms, batch.terms))
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
@@ -407,29 +400,31 @@ class Mixture(Kind):
             "different prior means"
         )
 
-    def predict(self, post: GraphPosterior, forms: FormsGiven, *, noise: Given = None) -> Array:
+    def predict(self, q: Beliefs, forms: FormsGiven, *, noise: Given = None) -> Array:
         """Mean of y."""
-        means, share = self.by_category(post, "predict", forms, noise)
+        means, share = self.by_category(q, "predict", forms, noise)
         return np.asarray((share * means).sum(axis=0))
 
-    def predict_variance(
-        self, post: GraphPosterior, forms: FormsGiven, *, noise: Given = None
+    def log_predictive(
+        self, q: Beliefs, forms: FormsGiven, y: Given, *, noise: Given = None
     ) -> Array:
+        """Log density of y."""
+        return q.log_z(self.attach(forms, y, noise=noise))
+
+    def predict_variance(self, q: Beliefs, forms: FormsGiven, *, noise: Given = None) -> Array:
         """Variance of y."""
-        means, share = self.by_category(post, "predict", forms, noise)
-        within, _ = self.by_category(post, "predict_variance", forms, noise)
+        means, share = self.by_category(q, "predict", forms, noise)
+        within, _ = self.by_category(q, "predict_variance", forms, noise)
         between = (means - (share * means).sum(axis=0)) ** 2
         return np.asarray((share * (within + between)).sum(axis=0))
 
-    def predict_proba(
-        self, post: GraphPosterior, forms: FormsGiven, *, noise: Given = None
-    ) -> Array:
+    def predict_proba(self, q: Beliefs, forms: FormsGiven, *, noise: Given = None) -> Array:
         """Probabilities of labels or classes."""
-        predicted, share = self.by_category(post, "predict_proba", forms, noise)
+        predicted, share = self.by_category(q, "predict_proba", forms, noise)
         return np.asarray((share * predicted).sum(axis=0))
 
     def by_category(
-        self, post: GraphPosterior, method: str, forms: FormsGiven, noise: Given
+        self, q: Beliefs, method: str, forms: FormsGiven, noise: Given
     ) -> tuple[Array, Array]:
         """Predictions of the losses, and weights, with the categories along the first axis."""
         for loss in map(scalar_loss, self.given):
@@ -438,16 +433,16 @@ class Mixture(Kind):
                     f"loss is {loss!r}, whose y are classes without a mean; allowed for such a "
                     "mixture: predict_proba, log_predictive"
                 )
-        _, each, parts, extra, shape, rows = self.known(post.problem, forms, None, noise)
+        _, each, parts, extra, shape, rows = self.known(forms, None, noise)
         assert self.h is not None  # it was checked
         predicted = []
         for loss, form in zip(each, parts, strict=True):
             # known numbers are a form of no graph
-            mean, variance = post.predict_latent(form) if form.graph else (form.offset, extra * 0.0)
+            mean, variance = q.latent(form) if form.graph else (form.offset, extra * 0.0)
             predicted.append(getattr(loss, method)(mean.ravel(), variance.ravel() + extra))
         found = np.stack(predicted)
         found = found.reshape(len(each), *shape, *found.shape[2:])
-        share = np.exp(np.broadcast_to(post[self.h].logits, (*rows, len(each))))
+        share = np.exp(np.broadcast_to(q.of(self.h).logits, (*rows, len(each))))
         share = np.moveaxis(share, -1, 0)
         return found, share.reshape(share.shape + (1,) * (found.ndim - share.ndim))
 
@@ -456,7 +451,7 @@ class Mixture(Kind):
 SHARED = {"coefficient", "which", "offset", "noise"}
 
 
-def forms_of(model: GraphProblem, forms: FormsGiven, k: int) -> list[LinearForm]:
+def forms_of(forms: FormsGiven, k: int) -> list[LinearForm]:
     """The k forms of a mixture, one for each category. Numbers are forms without variables."""
     if isinstance(forms, Linear) or not isinstance(forms, Sequence) or len(forms) != k:
         given = f"{len(forms)} of them" if isinstance(forms, Sequence) else type(forms).__name__
@@ -468,7 +463,7 @@ def forms_of(model: GraphProblem, forms: FormsGiven, k: int) -> list[LinearForm]
     for j, form in enumerate(forms):
         name = f"forms[{j}]"
         if isinstance(form, Linear):
-            made.append(form_of(model, name, form))
+            made.append(form_of(name, form))
         else:
             numbers = finite_numbers(form, name)
             made.append(LinearForm("", numbers.shape, no_terms(numbers.size), numbers.ravel()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeGuard
+from typing import ClassVar, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,6 +16,7 @@ from epfast._core.graph import GraphBatch, TransitionBatch
 from epfast.gaussian.sparse import as_csr
 from epfast.graph.factors import (
     Batch,
+    Beliefs,
     Edges,
     Kind,
     LinearFactor,
@@ -30,10 +31,6 @@ from epfast.graph.factors import (
     variables_of,
 )
 from epfast.graph.variables import Block, Index, Linear, LinearForm, together
-
-if TYPE_CHECKING:
-    from epfast.graph.posterior import GraphPosterior
-    from epfast.graph.problem import GraphProblem
 
 
 class GaussianStep(Kind):
@@ -126,9 +123,9 @@ def is_of_block(value: Linear | None) -> TypeGuard[Block | LinearForm]:
     return isinstance(value, Block) or (isinstance(value, LinearForm) and len(value.parts) > 0)
 
 
-def states_of(model: GraphProblem, name: str, value: Linear, k: int) -> LinearForm:
+def states_of(name: str, value: Linear, k: int) -> LinearForm:
     """States (..., k) of entries of a block. One axis of several times k has one after another."""
-    form = form_of(model, name, value, blocks=True)
+    form = form_of(name, value, blocks=True)
     if len(form.terms.variables):
         raise TypeError(f"{name} has scalar variables beside the block; allowed: entries of blocks")
     if len(form.shape) < 2 and form.shape != (k,) and form.size % k == 0:
@@ -214,16 +211,14 @@ class Transition(GaussianStep):
     variance: ArrayLike | None
     factor: ArrayLike = 1.0
 
-    def attach(
-        self, model: GraphProblem, before: Linear | None = None, after: Linear | None = None
-    ) -> Batch:
+    def attach(self, before: Linear | None = None, after: Linear | None = None) -> Batch:
         if is_of_block(before) and is_of_block(after):
-            return self._between_states(model, before, after)
+            return self._between_states(before, after)
         given = {"before": (before, "gaussian"), "after": (after, "gaussian")}
-        pairs = rows_of(model, given)
+        pairs = rows_of(given)
         numbers = np.unique(pairs)
         steps = self.steps(pairs.shape[:-1])
-        batch = plain_batch(Transition(None), model.added, pairs, steps)
+        batch = plain_batch(Transition(None), pairs, steps)
         return batch._replace(times=(numbers, numbers.astype(np.float64)))
 
     def steps(self, shape: tuple[int, ...]) -> dict[str, Array]:
@@ -256,12 +251,10 @@ class Transition(GaussianStep):
         k: int = (*known, j)[0]
         return matrices_of("factor", factor, k, j), matrices_of("variance", variance, k, k)
 
-    def _between_states(
-        self, model: GraphProblem, before: Block | LinearForm, after: Block | LinearForm
-    ) -> Batch:
+    def _between_states(self, before: Block | LinearForm, after: Block | LinearForm) -> Batch:
         factor, variance = self._matrices(before, after)
         k, j = factor.shape[-2:]
-        a, b = states_of(model, "before", before, j), states_of(model, "after", after, k)
+        a, b = states_of("before", before, j), states_of("after", after, k)
         shapes = {"before": a.shape[:-1], "after": b.shape[:-1]}
         many = together(**shapes, factor=factor.shape[:-2], variance=variance.shape[:-2])
         if j == k and not rows_that_differ(a.broadcast((*many, k)), b.broadcast((*many, k))).all():
@@ -269,35 +262,35 @@ class Transition(GaussianStep):
         whiten, v = independent_parts(variance)
         step = multiplied(whiten, b, many) + multiplied(-whiten @ factor, a, many)
         gaussian = LinearFactor("gaussian")
-        batch = gaussian.attach(model, step, 0.0, noise=np.broadcast_to(v, step.shape))
+        batch = gaussian.attach(step, 0.0, noise=np.broadcast_to(v, step.shape))
         kind = batch.factor
         assert isinstance(kind, LinearFactor)
         return batch._replace(factor=StateTransition(kind.loss, kind.scheme))
 
-    def _ahead(self, post: GraphPosterior, before: Block | LinearForm) -> tuple[Array, Array]:
+    def _ahead(self, q: Beliefs, before: Block | LinearForm) -> tuple[Array, Array]:
         """Mean and variance of the entries of states that follow, in the shape of ``before``."""
         factor, variance = self._matrices(before, None)
-        form = states_of(post.problem, "before", before, factor.shape[-1])
+        form = states_of("before", before, factor.shape[-1])
         shapes = {"factor": factor.shape[:-2], "variance": variance.shape[:-2]}
         many = together(before=form.shape[:-1], **shapes)
         independent_parts(variance)
-        mean, spread = post.predict_latent(multiplied(factor, form, many))
+        mean, spread = q.latent(multiplied(factor, form, many))
         spread = spread + variance.diagonal(axis1=-2, axis2=-1)
         shape = before.shape if mean.size == before.size else mean.shape
         return mean.reshape(shape), spread.reshape(shape)
 
-    def predict(self, post: GraphPosterior, before: Linear) -> Array:
+    def predict(self, q: Beliefs, before: Linear) -> Array:
         if is_of_block(before):
-            return self._ahead(post, before)[0]
-        x = variables_of(post.problem, "before", before, "gaussian")
-        return np.asarray(self.steps(x.shape)["factor"].reshape(x.shape) * post[x].mean)
+            return self._ahead(q, before)[0]
+        x = variables_of("before", before, "gaussian")
+        return np.asarray(self.steps(x.shape)["factor"].reshape(x.shape) * q.of(x).mean)
 
-    def predict_variance(self, post: GraphPosterior, before: Linear) -> Array:
+    def predict_variance(self, q: Beliefs, before: Linear) -> Array:
         if is_of_block(before):
-            return self._ahead(post, before)[1]
-        x = variables_of(post.problem, "before", before, "gaussian")
+            return self._ahead(q, before)[1]
+        x = variables_of("before", before, "gaussian")
         step = {name: value.reshape(x.shape) for name, value in self.steps(x.shape).items()}
-        return np.asarray(step["factor"] ** 2 * post[x].variance + step["variance"])
+        return np.asarray(step["factor"] ** 2 * q.of(x).variance + step["variance"])
 
 
 @dataclass(frozen=True)
@@ -349,10 +342,8 @@ class Walk(GaussianStep):
     def __post_init__(self) -> None:
         object.__setattr__(self, "rate", _checks.number("rate", self.rate, least=0.0))
 
-    def attach(
-        self, model: GraphProblem, x: Neighbour = None, *, by: Given = None, time: Given = None
-    ) -> Batch:
-        states = variables_of(model, "x", x, "gaussian")
+    def attach(self, x: Neighbour = None, *, by: Given = None, time: Given = None) -> Batch:
+        states = variables_of("x", x, "gaussian")
         n = states.size
         numbers = states.numbers.ravel()
         if len(np.unique(numbers)) < n:
@@ -383,7 +374,7 @@ class Walk(GaussianStep):
         if not np.isfinite(variance).all():
             raise ValueError("rate times the steps of time overflows; allowed: smaller numbers")
         steps = {"factor": np.ones(len(pairs)), "variance": variance}
-        return plain_batch(self, model.added, pairs, steps)._replace(times=(numbers, times))
+        return plain_batch(self, pairs, steps)._replace(times=(numbers, times))
 
     def defines(self, batch: Batch) -> Index:
         return np.asarray(batch.table[:, 1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +22,7 @@ from epfast._core.graph_factors import (
 )
 from epfast.graph.factors import (
     Batch,
+    Beliefs,
     Edges,
     Kind,
     LinearFactor,
@@ -38,10 +39,6 @@ from epfast.graph.factors import (
     variables_of,
 )
 from epfast.graph.variables import Index, Linear, LinearForm, Variables, joined
-
-if TYPE_CHECKING:
-    from epfast.graph.posterior import GraphPosterior
-    from epfast.graph.problem import GraphProblem
 
 #: how a gamma or beta belief is fitted to the tilted marginal
 MATCHES = ("statistics", "moments")
@@ -84,7 +81,7 @@ class Noise(Kind):
     >>> level, precision = g.gaussian(variance=100.0), g.gamma(shape=1.0, rate=0.1)
     >>> batch = g.add(Noise(precision), y - level)
     >>> post = g.fit()
-    >>> post[level].mean.round(2), post[precision].mean.round(1)
+    >>> post[level].mean.round(2), q.of(precision).mean.round(1)
     (np.float64(2.03), np.float64(16.6))
 
     References
@@ -100,16 +97,16 @@ class Noise(Kind):
     def __post_init__(self) -> None:
         _checks.choice("match", self.match, MATCHES)
 
-    def known(self, model: GraphProblem, form: Linear | None) -> tuple[LinearForm, Index]:
+    def known(self, form: Linear | None) -> tuple[LinearForm, Index]:
         """The form, and the numbers of the precisions of its entries, (..., 1)."""
-        h = form_of(model, "form", form, blocks=True)
-        numbers = rows_of(model, {"tau": (self.tau, "gamma")}, form=h.shape)
+        h = form_of("form", form, blocks=True)
+        numbers = rows_of({"tau": (self.tau, "gamma")}, form=h.shape)
         return h.broadcast(numbers.shape[:-1]), numbers
 
-    def attach(self, model: GraphProblem, form: Linear | None = None) -> Batch:
-        h, numbers = self.known(model, form)
+    def attach(self, form: Linear | None = None) -> Batch:
+        h, numbers = self.known(form)
         (terms, parts), data = neighbours_of(h), {"offset": h.offset.copy()}
-        batch = plain_batch(Noise(None, self.match), model.added, numbers, data)
+        batch = plain_batch(Noise(None, self.match), numbers, data)
         times = chain_times(batch._replace(terms=terms, parts=parts))
         return batch._replace(terms=joined(terms, batch.terms), parts=parts, times=times)
 
@@ -131,22 +128,22 @@ class Noise(Kind):
         tau = theta[:, batch.terms.variables[batch.last]]
         return np.asarray(log_normal(h, 1.0 / tau).sum(axis=1))
 
-    def predict(self, post: GraphPosterior, form: Linear) -> Array:
-        return post.predict_latent(self.known(post.problem, form)[0])[0]
+    def predict(self, q: Beliefs, form: Linear) -> Array:
+        return q.latent(self.known(form)[0])[0]
 
-    def log_predictive(self, post: GraphPosterior, form: Linear) -> Array:
+    def log_predictive(self, q: Beliefs, form: Linear) -> Array:
         """Log density of form = 0 with the noise, integrated over tau."""
-        log_z = self.log_z(post, form)
-        mean, variance = post.predict_latent(self.known(post.problem, form)[0])
+        log_z = q.log_z(self.attach(form))
+        mean, variance = q.latent(self.known(form)[0])
         # else the variance is infinite, or the noise vanishes beside it
         usual = np.isfinite(log_z) & np.isfinite(variance)
         return np.where(usual, log_z, log_normal(mean, variance))
 
-    def predict_variance(self, post: GraphPosterior, form: Linear) -> Array:
+    def predict_variance(self, q: Beliefs, form: Linear) -> Array:
         """Variance of the form plus E[1 / tau], infinite for a shape <= 1."""
-        h, numbers = self.known(post.problem, form)
-        variance = post.predict_latent(h)[1]
-        eta = post.state.beliefs[post.problem.at[numbers] + np.arange(2)]
+        h, numbers = self.known(form)
+        variance = q.latent(h)[1]
+        eta = q.natural_of(numbers[..., 0])
         with np.errstate(all="ignore"):
             of_noise = np.where(eta[..., 0] > 0.0, eta[..., 1] / eta[..., 0], np.inf)
         return np.asarray(variance + of_noise)
@@ -184,7 +181,7 @@ class Product(Kind):
     >>> x, y = g.gaussian(mean=1.0), g.gaussian(mean=3.0, variance=0.1)
     >>> batch = g.add(epfast.graph.Product(0.1), x, y, 6.0)
     >>> post = g.fit()
-    >>> post[x].mean.round(2), post[y].mean.round(2)
+    >>> post[x].mean.round(2), q.of(y).mean.round(2)
     (np.float64(1.99), np.float64(3.04))
 
     References
@@ -198,7 +195,6 @@ class Product(Kind):
 
     def attach(
         self,
-        model: GraphProblem,
         x: Neighbour = None,
         y: Neighbour = None,
         z: Variables | ArrayLike | None = None,
@@ -207,14 +203,14 @@ class Product(Kind):
         if z is None:
             raise ValueError("z is None; allowed: Gaussian variables, or numbers")
         if isinstance(z, Variables):
-            numbers = rows_of(model, neighbours | {"z": (z, "gaussian")})
+            numbers = rows_of(neighbours | {"z": (z, "gaussian")})
             data = {"z": np.empty((numbers.size // 3, 0))}
         else:
-            numbers = rows_of(model, neighbours, z=np.shape(z))
+            numbers = rows_of(neighbours, z=np.shape(z))
             data = {"z": numbers_of("z", z, numbers.shape[:-1])[:, None]}
         observed = not isinstance(z, Variables)
         data["variance"] = numbers_of("variance", self.variance, numbers.shape[:-1], 0.0, observed)
-        return plain_batch(Product(), model.added, numbers, data)
+        return plain_batch(Product(), numbers, data)
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)
@@ -246,19 +242,19 @@ class Product(Kind):
             "(-x, -y) are equally probable, and EP stays at means of 0; give other prior means"
         )
 
-    def known(self, post: GraphPosterior, x: Variables, y: Variables) -> tuple[Array, ...]:
+    def known(self, q: Beliefs, x: Variables, y: Variables) -> tuple[Array, ...]:
         """Means and variances of x and of y, and the variances of the noise."""
-        shape = rows_of(post.problem, {"x": (x, "gaussian"), "y": (y, "gaussian")}).shape[:-1]
+        shape = rows_of({"x": (x, "gaussian"), "y": (y, "gaussian")}).shape[:-1]
         noise = numbers_of("variance", self.variance, shape, least=0.0).reshape(shape)
-        return post[x].mean, post[x].variance, post[y].mean, post[y].variance, noise
+        return q.of(x).mean, q.of(x).variance, q.of(y).mean, q.of(y).variance, noise
 
-    def predict(self, post: GraphPosterior, x: Variables, y: Variables) -> Array:
-        mean_x, _, mean_y, _, _ = self.known(post, x, y)
+    def predict(self, q: Beliefs, x: Variables, y: Variables) -> Array:
+        mean_x, _, mean_y, _, _ = self.known(q, x, y)
         return np.asarray(mean_x * mean_y)
 
-    def predict_variance(self, post: GraphPosterior, x: Variables, y: Variables) -> Array:
+    def predict_variance(self, q: Beliefs, x: Variables, y: Variables) -> Array:
         """Variance of x y plus noise."""
-        mean_x, v_x, mean_y, v_y, noise = self.known(post, x, y)
+        mean_x, v_x, mean_y, v_y, noise = self.known(q, x, y)
         with np.errstate(all="ignore"):
             variance = noise + mean_x**2 * v_y + mean_y**2 * v_x + v_x * v_y
         return np.where(np.isinf(v_x) | np.isinf(v_y), np.inf, variance)
@@ -291,7 +287,7 @@ class LogisticLink(Kind):
     >>> z, p = g.gaussian(variance=4.0), g.beta(alpha=8.0, beta=3.0)
     >>> batch = g.add(epfast.graph.LogisticLink(), z, p)
     >>> post = g.fit()
-    >>> post[z].mean.round(2), post[p].mean.round(2)
+    >>> post[z].mean.round(2), q.of(p).mean.round(2)
     (np.float64(1.2), np.float64(0.74))
 
     References
@@ -306,17 +302,17 @@ class LogisticLink(Kind):
     def __post_init__(self) -> None:
         _checks.choice("match", self.match, MATCHES)
 
-    def attach(self, model: GraphProblem, z: Neighbour = None, p: Neighbour = None) -> Batch:
-        numbers = rows_of(model, {"z": (z, "gaussian"), "p": (p, "beta")})
-        return plain_batch(self, model.added, numbers, {})
+    def attach(self, z: Neighbour = None, p: Neighbour = None) -> Batch:
+        numbers = rows_of({"z": (z, "gaussian"), "p": (p, "beta")})
+        return plain_batch(self, numbers, {})
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
         return LogisticBatch(*edges, self.match == "moments", tied)
 
-    def predict(self, post: GraphPosterior, z: Variables) -> Array:
+    def predict(self, q: Beliefs, z: Variables) -> Array:
         """Mean of the probability."""
-        variables_of(post.problem, "z", z, "gaussian")
-        return LinearFactor("logistic").predict_proba(post, z)
+        variables_of("z", z, "gaussian")
+        return LinearFactor("logistic").predict_proba(q, z)
 
 
 @dataclass(frozen=True)
@@ -372,13 +368,13 @@ class CompoundGamma(Kind):
     def __post_init__(self) -> None:
         _checks.choice("match", self.match, MATCHES)
 
-    def attach(self, model: GraphProblem, tau: Neighbour = None) -> Batch:
-        numbers = rows_of(model, {"tau": (tau, "gamma")})
+    def attach(self, tau: Neighbour = None) -> Batch:
+        numbers = rows_of({"tau": (tau, "gamma")})
         data = {
             name: numbers_of(name, getattr(self, name), numbers.shape[:-1], least=0.0, above=True)
             for name in self.numbers
         }
-        return plain_batch(CompoundGamma(match=self.match), model.added, numbers, data)
+        return plain_batch(CompoundGamma(match=self.match), numbers, data)
 
     def first_sites(self, batch: Batch) -> Array:
         s1, r1, s2 = (batch.data[name] for name in self.numbers)

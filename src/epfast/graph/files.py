@@ -12,7 +12,8 @@ from epfast.families import FAMILIES
 from epfast.gaussian.files import Shape, check_shapes, shapes
 from epfast.gaussian.forms.sparse import Pace
 from epfast.gaussian.shards import WarmStart
-from epfast.graph.blocks import BlockBelief, BlockPrior, LinearPart
+from epfast.graph.beliefs import BlockBelief
+from epfast.graph.blocks import BlockPrior, LinearPart
 from epfast.graph.engine import GraphEngine, GraphStart
 from epfast.graph.factors import Batch, Between, LinearFactor
 from epfast.graph.factors_categorical import Mixture, Table

@@ -13,7 +13,7 @@ from epfast._arrays import Array, Given, SparseGiven
 from epfast.families import FAMILIES
 from epfast.graph import priors
 from epfast.graph.engine import GraphEngine
-from epfast.graph.factors import Argument, Kind, form_of, kind_of
+from epfast.graph.factors import Argument, Kind, bind, kind_of
 from epfast.graph.joint import JointEngine, JointGraphPosterior, is_joint
 from epfast.graph.learned import begun, questions_of, warn_of_operators
 from epfast.graph.own import ScaleFactor
@@ -477,15 +477,11 @@ class Graph:
           refused with ``noise``. Give an object, as ``losses.StudentT(scale=0.5)``.
         - Other names, such as "probit", have the parameters of their class.
         """
-        kind, model = kind_of(factor), self._model
-        try:
-            batch = kind.attach(model, *neighbours, **data)
-        except TypeError as error:
-            if "attach() " not in str(error):
-                raise
-            raise TypeError(f"add() {str(error).split('attach() ', 1)[1]}") from None
-        self._model = model.with_batch(batch)
-        return int(batch.key)
+        key = self._model.added
+        self._model.check_handles(bind("add", factor, neighbours, data))
+        batch = kind_of(factor).attach(*neighbours, **data)
+        self._model = self._model.with_batch(batch)
+        return key
 
     def remove(self, batch: int, rows: Given = None) -> None:
         """Remove factors.
@@ -594,7 +590,7 @@ class Graph:
             return post
 
         if watch is not None:
-            watch = form_of(problem, "watch", watch)
+            watch = problem.form("watch", watch, blocks=False)
         if joint and watch is not None:
             raise ValueError("watch is given with reading='joint'; allowed: None")
         engine: Any = JointEngine(problem) if joint else GraphEngine(problem, watch)

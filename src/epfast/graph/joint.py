@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,12 +12,13 @@ import numpy as np
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.gaussian.state import is_proper
-from epfast.graph.blocks import BlockBelief, belief_of
+from epfast.graph.beliefs import BlockBelief
+from epfast.graph.blocks import belief_of
 from epfast.graph.engine import FAR, remedy_for
-from epfast.graph.factors import HALF_LOG_2PI, Batch, form_of
+from epfast.graph.factors import HALF_LOG_2PI, Batch, Beliefs
 from epfast.graph.posterior import GraphPosterior
 from epfast.graph.problem import GraphProblem
-from epfast.graph.variables import Linear
+from epfast.graph.variables import LinearForm
 from epfast.inference import Counts, Summary, Swept
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
@@ -262,6 +264,22 @@ def without_others(precision: Array, shift: Array, at: Array) -> tuple[Array, Ar
     )
 
 
+@dataclass(frozen=True)
+class JointBeliefs(Beliefs):
+    """Beliefs by which forms have all correlations."""
+
+    mean: Array
+    covariance: Array
+
+    def latent(self, form: LinearForm) -> tuple[Array, Array]:
+        rows = np.zeros((form.size, len(self.mean)))
+        which = np.repeat(np.arange(form.size), form.terms.counts)
+        np.add.at(rows, (which, form.terms.variables), form.terms.coefficient)
+        mean = form.offset + rows @ self.mean
+        variance = ((rows @ self.covariance) * rows).sum(axis=1)
+        return mean.reshape(form.shape), variance.reshape(form.shape)
+
+
 class JointGraphPosterior(GraphPosterior):
     """A Gaussian over all variables of a graph whose factors have joint sites.
 
@@ -277,15 +295,10 @@ class JointGraphPosterior(GraphPosterior):
     def covariance(self) -> Array:
         return np.asarray(self.state.covariance.copy())
 
-    def predict_latent(self, form: Linear) -> tuple[Array, Array]:
-        """Mean and variance of linear forms, in their shape, with all correlations."""
-        h = form_of(self.problem, "form", form)
-        rows = np.zeros((h.size, len(self.state.mean)))
-        which = np.repeat(np.arange(h.size), h.terms.counts)
-        np.add.at(rows, (which, h.terms.variables), h.terms.coefficient)
-        mean = h.offset + rows @ self.state.mean
-        variance = ((rows @ self.state.covariance) * rows).sum(axis=1)
-        return mean.reshape(h.shape), variance.reshape(h.shape)
+    @property
+    def beliefs(self) -> Beliefs:
+        q, state = super().beliefs, self.state
+        return JointBeliefs(q.at, q.natural, q.blocks, q.log_z, state.mean, state.covariance)
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> dict[str, Array]:
         """Joint draws of all variables, as :meth:`GraphPosterior.sample` returns them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -39,9 +39,6 @@ from epfast.operators.tilted import (
     called,
 )
 from epfast.priors import InverseGamma, Scale
-
-if TYPE_CHECKING:
-    from epfast.graph.problem import GraphProblem
 
 #: share of the precision of a belief below which a cavity is only rounding
 SMALLEST = 1e-10
@@ -233,7 +230,7 @@ class Factor(Kind):
             return None
         return Tilted(families, self.log_t, self.gradient, self.hessian)
 
-    def attach(self, model: GraphProblem, /, *neighbours: Variables, **data: ArrayLike) -> Batch:
+    def attach(self, /, *neighbours: Variables, **data: ArrayLike) -> Batch:
         scheme = self.messages
         if not neighbours:
             raise ValueError("the factor has no neighbours; allowed: variables of the graph")
@@ -241,7 +238,7 @@ class Factor(Kind):
         pairs: dict[str, tuple[Variables, *tuple[str, ...]]] = {
             f"neighbours[{j}]": (value, *supported) for j, value in enumerate(neighbours)
         }
-        axes = max(1, rows_of(model, pairs).ndim - 1)
+        axes = max(1, rows_of(pairs).ndim - 1)
         reason = scheme.refuses(tuple(value.family for value in neighbours))
         if reason is not None:
             raise ValueError(reason)
@@ -252,14 +249,14 @@ class Factor(Kind):
             if value.dtype.kind == "f" and np.isnan(value).any():
                 raise ValueError(f"{name} holds NaN; allowed: numbers")
         beside = {name: value.shape[:axes] for name, value in given.items()}
-        numbers = rows_of(model, pairs, **beside)
+        numbers = rows_of(pairs, **beside)
         shape, rows = numbers.shape[:-1] or (1,), {}
         for name, value in given.items():
             rest = value.shape[axes:]
             rows[name] = np.array(np.broadcast_to(value, shape + rest)).reshape(-1, *rest)
         if self.learned is not None:
             self.learned.check_data(rows)
-        return plain_batch(self, model.added, numbers, rows)
+        return plain_batch(self, numbers, rows)
 
     def check_power(self, batch: Batch, power: float) -> None:
         messages = self.messages
@@ -326,8 +323,8 @@ class ScaleFactor(Kind):
         base = constant + (self.shape - 1.0) * log_tau - self.rate * tau
         return np.asarray(density - math.log(2.0) - 1.5 * log_tau - base)
 
-    def attach(self, model: GraphProblem, tau: Neighbour = None) -> Batch:
-        return plain_batch(self, model.added, rows_of(model, {"tau": (tau, "gamma")}), {})
+    def attach(self, tau: Neighbour = None) -> Batch:
+        return plain_batch(self, rows_of({"tau": (tau, "gamma")}), {})
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from contextlib import suppress
 from typing import Any, overload
 
 import numpy as np
-from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.families import FAMILIES
 from epfast.gaussian.files import contents
 from epfast.graph import files
-from epfast.graph.blocks import BlockBelief, linear_sites
+from epfast.graph.beliefs import Belief, BlockBelief, ScaleBelief, SparseBelief
+from epfast.graph.blocks import linear_sites
 from epfast.graph.checking import checked, observations
 from epfast.graph.engine import log_integrals
-from epfast.graph.factors import Argument, Batch, Kind, form_of, kind_of
+from epfast.graph.factors import Argument, Batch, Beliefs, Kind, bind, kind_of, name_of
 from epfast.graph.learned import operator_of
 from epfast.graph.problem import (
     GraphProblem,
     GraphState,
     UpdateOrder,
 )
-from epfast.graph.sparse_blocks import SparseBelief, belief_of_prior
+from epfast.graph.sparse_blocks import belief_of_prior
 from epfast.graph.variables import Block, Index, Linear, Scales, Variables
 from epfast.inference import SweepInfo
 from epfast.inference.certificates import Check
@@ -38,71 +37,6 @@ from epfast.operators.just_in_time import Operator
 
 #: names of the predictions that factors may have
 METHODS = ("predict", "predict_variance", "predict_proba", "log_predictive")
-
-
-class Belief:
-    """The belief about an array of variables: marginals, in the shape of the array.
-
-    It has ``mean``, ``variance`` and ``sd``, and the parameters of its family. A Gaussian variable
-    with a flat prior and flat sites has mean 0 and an infinite variance.
-    """
-
-    def __init__(self, family: str, shape: tuple[int, ...], natural: Array) -> None:
-        self.family = family
-        #: (n, k)
-        self.natural = natural
-        self._shape = shape
-
-    def __getattr__(self, name: str) -> Array:
-        if "family" not in self.__dict__:  # while it is copied or unpickled
-            raise AttributeError(name)
-        kind = FAMILIES[self.family]
-        if name not in ("mean", "variance", *kind.shown):
-            raise AttributeError(
-                f"a {self.family} variable has no {name!r}; allowed: mean, variance, sd, "
-                + ", ".join(kind.shown)
-            )
-        with np.errstate(all="ignore"):  # of improper beliefs
-            values = np.asarray(getattr(kind, name)(self.natural))
-        if name == "mean" and self.family == "gaussian":
-            values = np.where(self.natural.any(axis=1), values, 0.0)
-        return values.reshape(self._shape + values.shape[1:])
-
-    @property
-    def sd(self) -> Array:
-        return np.sqrt(self.variance)
-
-    def __repr__(self) -> str:
-        return f"Belief({self.family}, shape={self._shape})"
-
-
-class ScaleBelief(Belief):
-    """The belief about standard deviations, by gamma beliefs about their precisions."""
-
-    def _parameters(self) -> tuple[Array, Array]:
-        return self.natural[:, 0] + 1.0, self.natural[:, 1]
-
-    @property
-    def mean(self) -> Array:
-        """Infinite where the shape of the precision is 1/2 or less."""
-        shape, rate = self._parameters()
-        with np.errstate(all="ignore"):
-            logs = special.gammaln(shape - 0.5) - special.gammaln(shape) + 0.5 * np.log(rate)
-            return np.asarray(np.where(shape > 0.5, np.exp(logs), np.inf).reshape(self._shape))
-
-    @property
-    def variance(self) -> Array:
-        """Infinite where the shape of the precision is 1 or less."""
-        shape, rate = self._parameters()
-        with np.errstate(all="ignore"):
-            squares = np.where(shape > 1.0, rate / (shape - 1.0), np.inf).reshape(self._shape)
-            return np.asarray(np.where(squares < np.inf, squares - self.mean**2, np.inf))
-
-    def quantile(self, p: float) -> Array:
-        """Quantiles in the shape of the variables, for p in (0, 1)."""
-        shape, rate = self._parameters()
-        precision = special.gammainccinv(shape, _checks.number("p", p, above=0.0, most=1.0)) / rate
-        return np.asarray((precision**-0.5).reshape(self._shape))
 
 
 class GraphPosterior(Recorded):
@@ -196,41 +130,25 @@ class GraphPosterior(Recorded):
             )
         self.problem.check_handle("variables", variables)
         if isinstance(variables, Block):
-            return self._block(variables.number).shaped(variables.shape)
-        numbers = variables.numbers.ravel()
-        places = self.problem.at[numbers][:, None] + np.arange(variables.width)
-        natural = self.state.beliefs[places]
-        if variables.family == "gaussian":  # rounding of sites that cancel
-            natural[natural[:, 0] <= 0.0] = 0.0
-        kind = ScaleBelief if isinstance(variables, Scales) else Belief
-        return kind(variables.family, variables.shape, natural)
+            return self.beliefs.blocks[variables.number].shaped(variables.shape)
+        return self.beliefs.of(variables)
 
-    def _block(self, number: int) -> BlockBelief | SparseBelief:
-        """The belief about the block of this number."""
-        places = {prior.number: place for place, prior in enumerate(self.problem.blocks)}
-        belief: BlockBelief | SparseBelief = self.state.blocks[places[number]]
-        return belief
+    @property
+    def beliefs(self) -> Beliefs:
+        """The beliefs, by which factors predict."""
+        numbers = [prior.number for prior in self.problem.blocks]
+        blocks = dict(zip(numbers, self.state.blocks, strict=True))
+        return Beliefs(self.problem.at, self.state.beliefs, blocks, self._log_z)
+
+    def _log_z(self, batch: Batch) -> Array:
+        return log_integrals(self.problem, self.state, batch).reshape(batch.rows.shape)
 
     def predict_latent(self, form: Linear) -> tuple[Array, Array]:
         """Mean and variance of linear forms, in their shape.
 
         Correlations within a block are included. EP keeps no others.
         """
-        h = form_of(self.problem, "form", form, blocks=True)
-        at = self.problem.at[h.terms.variables]
-        precision = np.maximum(self.state.beliefs[at], 0.0)
-        shift = np.where(precision > 0.0, self.state.beliefs[at + 1], 0.0)
-        rows = np.repeat(np.arange(h.size), h.terms.counts)
-        a = h.terms.coefficient
-        with np.errstate(all="ignore"):  # flat variables: as a belief shows them
-            means = np.where((precision == 0.0) & (shift == 0.0), 0.0, a * shift / precision)
-            variances = np.where(a == 0.0, 0.0, a * a / precision)
-        mean: Array = h.offset + np.bincount(rows, means, h.size)
-        variance: Array = np.bincount(rows, variances, h.size).astype(np.float64)
-        for part in h.parts:
-            more, spread = self._block(part.block).latent(part.rows)
-            mean, variance = mean + more, variance + spread
-        return mean.reshape(h.shape), variance.reshape(h.shape)
+        return self.beliefs.latent(self.problem.form("form", form))
 
     # ---- predictions ----
 
@@ -309,10 +227,6 @@ class GraphPosterior(Recorded):
         """
         return self._predicted("log_predictive", factor, neighbours, data)
 
-    def log_integrals(self, batch: Batch) -> Array:
-        """Log of the integral of each factor of a batch over the beliefs."""
-        return log_integrals(self.problem, self.state, batch).reshape(batch.rows.shape)
-
     def _predicted(
         self,
         method: str,
@@ -322,21 +236,15 @@ class GraphPosterior(Recorded):
     ) -> Array:
         """The prediction of a factor. Errors list the predictions of its kind."""
         kind = kind_of(factor)
-        name = type(factor).__name__ if kind is factor else repr(factor)
         predict = getattr(kind, method, None)
         if predict is None:
             there = ", ".join(known for known in METHODS if hasattr(kind, known))
             raise ValueError(
-                f"{method} does not exist for the factor {name}; allowed: {there or kind.instead}"
+                f"{method} does not exist for the factor {name_of(factor)}; allowed: "
+                + (there or kind.instead)
             )
-        takes = inspect.signature(kind.attach if predict == kind.log_z else predict)
-        try:
-            takes.bind(self, *neighbours, **data)
-        except TypeError as error:
-            given = list(takes.parameters.values())[1:]
-            shown = ", ".join(str(part.replace(annotation=part.empty)) for part in given)
-            raise TypeError(f"{method}() {error}; allowed: {method}({name}, {shown})") from None
-        prediction: Array = predict(self, *neighbours, **data)
+        self.problem.check_handles(bind(method, factor, neighbours, data))
+        prediction: Array = predict(self.beliefs, *neighbours, **data)
         return prediction
 
     def check(self, draws: int = 20_000, rng: np.random.Generator | int | None = 0) -> Check:

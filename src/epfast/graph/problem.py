@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,10 +16,10 @@ from epfast._core.graph import compare, runs
 from epfast.families import FAMILIES
 from epfast.gaussian.forms.sparse import Pace
 from epfast.graph.blocks import BlockPrior, is_linear
-from epfast.graph.factors import Batch, Edges
+from epfast.graph.factors import Argument, Batch, Edges, form_of
 from epfast.graph.marginals import Others
 from epfast.graph.sparse_blocks import SparseBlockPrior, prior_in_effect
-from epfast.graph.variables import Block, Index, Linear, Terms, Variables, ends
+from epfast.graph.variables import Block, Index, Linear, LinearForm, Terms, Variables, ends
 from epfast.inference import DataWarning
 from epfast.inference.records import warn_user
 from epfast.inference.report import note_working
@@ -207,7 +208,7 @@ class GraphProblem(NamedTuple):
         if batch.times is not None:
             times = times.copy()
             times[batch.times[0]] = batch.times[1]
-        batches = (*self.batches, batch.copy())
+        batches = (*self.batches, batch.copy()._replace(key=self.added))
         return self._replace(batches=batches, times=times, added=self.added + 1)
 
     def check_handle(self, name: str, value: Linear) -> None:
@@ -226,6 +227,18 @@ class GraphProblem(NamedTuple):
                     f"{name} is over variables of a copy of the graph, which are of other families "
                     "in this graph; allowed: variables of this graph"
                 )
+
+    def check_handles(self, arguments: Mapping[str, Argument]) -> None:
+        """Refuse arguments with variables of another graph."""
+        for name, value in arguments.items():
+            if isinstance(value, Linear):
+                self.check_handle(name, value)
+
+    def form(self, name: str, value: Linear, blocks: bool = True) -> LinearForm:
+        """Linear forms of this graph, checked. blocks: whether they may be over blocks."""
+        form = form_of(name, value, blocks)
+        self.check_handle(name, value)
+        return form
 
     def ready(self, schedule: FilledSchedule) -> GraphProblem:
         """The problem with a schedule, for a fit. Raises if beliefs cannot become proper."""
