@@ -59,7 +59,8 @@ FORMS = "kernel nested weights / diagonal nearest sparse stack / __init__"
 OPERATORS = """messages / learners tilted / importance laplace quadrature / oracles
     / just_in_time sampled / scheme / __init__"""
 GRAPH = """limit variables / beliefs marginals / factors
-    / blocks factors_categorical factors_chains factors_continuous learned / own sparse_blocks
+    / blocks factors_chains factors_continuous factors_dirichlet learned
+    / factors_categorical own sparse_blocks
     / problem / checking engine priors / files / posterior / joint / fit / __init__"""
 
 

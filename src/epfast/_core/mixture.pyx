@@ -24,7 +24,7 @@ c = 1 / (s + v) in that basis,
 
 import numpy as np
 
-from libc.math cimport INFINITY, exp, expm1, fabs, fmax, fmin, isfinite, log, log1p, sqrt
+from libc.math cimport INFINITY, exp, expm1, fmax, fmin, isfinite, log, log1p, sqrt
 from libc.string cimport memcpy
 
 from epfast._core.lapack cimport blas_int, dgemm, dpotrf, dpotri, dsyev

@@ -4,6 +4,7 @@ from epfast.graph.factors import Between
 from epfast.graph.factors_categorical import Mixture, Table
 from epfast.graph.factors_chains import Transition, Walk
 from epfast.graph.factors_continuous import CompoundGamma, LogisticLink, Noise, Product
+from epfast.graph.factors_dirichlet import Category
 from epfast.graph.fit import Graph
 from epfast.graph.own import Factor
 from epfast.graph.posterior import GraphPosterior
@@ -13,6 +14,7 @@ from epfast.operators.quadrature import QuadratureMessages
 
 __all__ = [
     "Between",
+    "Category",
     "CompoundGamma",
     "Factor",
     "Graph",

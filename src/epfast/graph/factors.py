@@ -272,8 +272,8 @@ class Kind:
     ) -> str:
         """Why EP stays at its start although this is not a mode. Empty if it moves.
 
-        prior: returns natural parameters of Gaussian variables, (n, 2). alone: for each variable of
-        the graph whether it has no factor of another kind.
+        prior: returns natural parameters of variables with k of them, (n, k). alone: for each
+        variable of the graph whether it has no factor of another kind, or with a "" of its own.
         """
         return ""
 
@@ -738,7 +738,7 @@ class Between(Kind):
         return np.exp(self.log_predictive(q, form, noise=noise))
 
 
-def variables_of(name: str, value: Neighbour, *families: str) -> Variables:
+def variables_of(name: str, value: Argument, *families: str) -> Variables:
     """Variables of one of the families."""
     if not isinstance(value, Variables):
         raise TypeError(
@@ -753,7 +753,7 @@ def variables_of(name: str, value: Neighbour, *families: str) -> Variables:
 
 
 def rows_of(
-    neighbours: Mapping[str, tuple[Neighbour, *tuple[str, ...]]],
+    neighbours: Mapping[str, tuple[Argument, *tuple[str, ...]]],
     /,
     **beside: tuple[int, ...],
 ) -> Index:

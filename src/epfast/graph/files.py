@@ -19,6 +19,7 @@ from epfast.graph.factors import Batch, Between, LinearFactor
 from epfast.graph.factors_categorical import Mixture, Table
 from epfast.graph.factors_chains import StateTransition, Transition, Walk
 from epfast.graph.factors_continuous import CompoundGamma, LogisticLink, Noise, Product
+from epfast.graph.factors_dirichlet import Category
 from epfast.graph.own import ScaleFactor
 from epfast.graph.problem import (
     BLOCK,
@@ -37,7 +38,7 @@ Started = TypeVar("Started", bound=GraphStart)
 
 KINDS = (
     *(LinearFactor, Between, Transition, Walk, Noise, Product, LogisticLink, CompoundGamma),
-    *(ScaleFactor, StateTransition, Table, Mixture),
+    *(ScaleFactor, StateTransition, Category, Table, Mixture),
 )
 #: classes in these posteriors, beside those in all posteriors
 PARTS = (

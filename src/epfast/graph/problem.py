@@ -336,16 +336,8 @@ class GraphProblem(NamedTuple):
                 raise ValueError(f"{given} for {type(batch.factor).__name__}: EP()")
         if quiet:
             return
-        by_kind: dict[type, NDArray[np.bool_]] = {}
-        for batch in self.batches:
-            mask = by_kind.setdefault(type(batch.factor), np.zeros(len(seen), dtype=bool))
-            mask[batch.terms.variables] = True
-        for batch in self.batches:
-            others = [mask for kind, mask in by_kind.items() if kind is not type(batch.factor)]
-            alone = ~np.any(others, axis=0) if others else np.ones(len(seen), dtype=bool)
-            reason = batch.factor.symmetry(batch, self.gaussian_prior, alone)
-            if reason:
-                warn_user(reason, DataWarning)
+        for reason in self.symmetries():
+            warn_user(reason, DataWarning)
         found = [getattr(batch.factor, "loss", None) for batch in self.batches]
         for loss in {repr(one): one for one in found}.values():
             note_working(loss)
@@ -355,6 +347,24 @@ class GraphProblem(NamedTuple):
                 "their prior",
                 DataWarning,
             )
+
+    def symmetries(self) -> list[str]:
+        """Why EP stays at its start although this is not a mode, each reason once."""
+        n, reasons = len(self.families), dict[str, None]()
+        everything = np.ones(n, dtype=bool)
+        alike = [
+            bool(batch.factor.symmetry(batch, self.prior_of, everything)) for batch in self.batches
+        ]
+        for batch, stays in zip(self.batches, alike, strict=True):
+            if not stays:
+                continue
+            # what breaks it: factors of other kinds, and those of its kind that are not alike
+            alone = everything.copy()
+            for other, same in zip(self.batches, alike, strict=True):
+                if not same or type(other.factor) is not type(batch.factor):
+                    alone[other.terms.variables] = False
+            reasons[batch.factor.symmetry(batch, self.prior_of, alone)] = None
+        return [reason for reason in reasons if reason]
 
     @property
     def tied(self) -> bool:
@@ -388,9 +398,10 @@ class GraphProblem(NamedTuple):
         )
         return type(self.schedule) is type(other.schedule) and mine == others
 
-    def gaussian_prior(self, variables: Index) -> Array:
-        """Natural parameters of the priors of scalar Gaussian variables, (n, 2)."""
-        return np.asarray(self.prior[self.at[variables][:, None] + np.arange(2)])
+    def prior_of(self, variables: Index) -> Array:
+        """Natural parameters of the priors of variables with k of them each, (n, k)."""
+        k = self.sizes[variables[0]] if len(variables) else 2
+        return np.asarray(self.prior[self.at[variables][:, None] + np.arange(k)])
 
     def site_places(self, batch: Batch) -> tuple[Index, Index]:
         """Places in the beliefs of the numbers of the sites of a batch, and where sites begin."""
