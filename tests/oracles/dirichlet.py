@@ -77,17 +77,20 @@ def plain_ep(model, *, power=1.0, damping=1.0, sweeps=2000, tol=1e-12, project=b
             cavity = {key: q[key] - power * old[key] for key in about}
             tilt = tilted_choice if isinstance(factor, Choice) else tilted_table
             log_z, target = tilt(factor, cavity, power, project)
-            g = log_z
+            new, g = {}, log_z
             for key in about:
-                of = log_beta if key[0] == "p" else logsumexp
-                g += of(cavity[key]) * (key[0] == "p") - of(target[key])
-            new = {key: (target[key] - cavity[key]) / power for key in about}
+                new[key] = (target[key] - cavity[key]) / power
+                # a number added to all logits is nothing
+                new[key] = new[key] - new[key].max() * (key[0] == "z")
+                if key[0] == "p":
+                    g += log_beta(cavity[key]) - log_beta(target[key])
+                else:
+                    g -= logsumexp(cavity[key] + power * new[key])
             for key in about:
                 step = damping * (new[key] - old[key])
                 beliefs = alphas if key[0] == "p" else logits
                 beliefs[key[1]] = beliefs[key[1]] + step
-                # a number added to all logits is nothing
-                moved = max(moved, np.abs(step - step.max() * (key[0] == "z")).max())
+                moved = max(moved, np.abs(step).max())
                 old[key] = old[key] + step
             sites[f] = old
             scales[f] += damping * (g / power - scales[f])
@@ -131,7 +134,7 @@ def tilted_table(factor, cavity, power, project):
 def enumerate_all(model):
     """Means and variances of the rows, probabilities of the categories, and the log evidence."""
     sizes = [len(w) for w in model.weights]
-    totals, log_w, counts, states = [], [], [], []
+    log_w, counts, states = [], [], []
     for state in itertools.product(*map(range, sizes)):
         log_weight = sum(np.log(w[s]) for w, s in zip(model.weights, state, strict=True))
         alpha = [np.array(a, dtype=float) for a in model.alphas]
@@ -176,7 +179,7 @@ def gibbs_dawid_skene(answers, K, of_classes, of_rows, sweeps, rng):
 
     answers: (items, raters).
     """
-    n, R = answers.shape
+    n = len(answers)
     labels = np.array([np.bincount(row, minlength=K).argmax() for row in answers])
     shown = np.eye(K)[answers]  # (items, raters, K)
     found = [], [], []
