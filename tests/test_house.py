@@ -58,10 +58,13 @@ FORMS = "kernel nested weights / diagonal nearest sparse stack / __init__"
 #: beliefs, and neither the graph nor the posterior
 OPERATORS = """messages / learners tilted / importance laplace quadrature / oracles
     / just_in_time sampled / scheme / __init__"""
-GRAPH = """limit variables / beliefs marginals / factors
-    / blocks factors_chains factors_continuous factors_dirichlet learned
-    / factors_categorical own sparse_blocks
-    / problem / checking engine priors / files / posterior / joint / fit / __init__"""
+GRAPH = """limit variables / arguments beliefs marginals / factors / learned / own / catalogue
+    / blocks training / sparse_blocks / problem / checking engine priors / files / posterior
+    / joint / fit / __init__"""
+
+
+CATALOGUE = """category compound_gamma linear noise product scale steps
+    / between logistic_link mixture table transition walk / __init__"""
 
 
 def floors_of(text):
@@ -74,6 +77,7 @@ FLOORS_OF = {
     ("gaussian", "forms"): (floors_of(FORMS), True),
     ("operators",): (floors_of(OPERATORS), False),
     ("graph",): (floors_of(GRAPH), False),
+    ("graph", "catalogue"): (floors_of(CATALOGUE), False),
 }
 
 

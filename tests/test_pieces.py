@@ -103,7 +103,7 @@ OTHERS = {
     "gaussian.shrunk_posterior.ERRORS": "a rule for a verdict",
     "gaussian.shrunk_posterior.OFF": "a rule for a verdict",
     "gaussian.state.MOST_BYTES": "a limit",
-    "graph.factors_categorical.MOST_ENTRIES": "a limit",
+    "graph.catalogue.table.MOST_ENTRIES": "a limit",
     "graph.problem.BLOCK": "a mark",
     "inference.executors.LOOK": "seconds of waiting",
     "parametric.network.FOLDS": "rows that are held out",

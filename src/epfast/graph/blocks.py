@@ -20,7 +20,8 @@ from epfast.gaussian.rows import Data
 from epfast.gaussian.shards import WarmStart
 from epfast.gaussian.table import Request, choose, engine_of
 from epfast.graph.beliefs import BlockBelief
-from epfast.graph.factors import Batch, LinearFactor
+from epfast.graph.catalogue.linear import LinearFactor
+from epfast.graph.factors import Batch
 from epfast.graph.variables import Index
 from epfast.inference import Sites, Swept
 from epfast.inference.runtime import Tick

@@ -11,7 +11,8 @@ from scipy import special
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.families import Categorical, Dirichlet
-from epfast.graph.factors import HALF_LOG_2PI, LinearFactor, expanded, forms_at, log_t
+from epfast.graph.catalogue.linear import LinearFactor, log_likelihood_at
+from epfast.graph.factors import HALF_LOG_2PI, expanded, forms_at
 from epfast.graph.marginals import Others
 from epfast.graph.problem import BLOCK, CATEGORICAL, DIRICHLET, GraphProblem, GraphState
 from epfast.graph.variables import Block, Index, Scales
@@ -169,7 +170,7 @@ class Observations(NamedTuple):
 
     def log_likelihood(self) -> Array:
         """(k, n), with the noise integrated out."""
-        return log_t(self.loss, self.y, self.forms, self.noise)
+        return log_likelihood_at(self.loss, self.y, self.forms, self.noise)
 
     def replicate(self, rng: np.random.Generator) -> Array:
         """New responses, (k, n)."""

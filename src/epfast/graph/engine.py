@@ -31,6 +31,7 @@ from epfast.graph.blocks import (
     natural,
     prior_belief,
 )
+from epfast.graph.catalogue.linear import LinearFactor
 from epfast.graph.factors import Batch
 from epfast.graph.limit import FIRST, SLOW, TRIES, Limit
 from epfast.graph.problem import GraphProblem, GraphState, UpdateOrder
@@ -266,7 +267,10 @@ class GraphEngine:
         first = problem.at[np.array(numbers, dtype=np.intp)]
         self.of_forms = (first[:, None] + np.arange(2)).ravel()
         self.others = problem.others()
-        self.sharp = any(batch.factor.sharp for batch in problem.batches)
+        self.sharp = any(
+            isinstance(batch.factor, LinearFactor) and batch.factor.sharp
+            for batch in problem.batches
+        )
         prior = problem.prior
         self.prior_partition = core.compare(prior, prior, problem.n_gaussians)[1]
         self.prior_partition += self.others.prior_partition(prior)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -12,15 +13,12 @@ from epfast.families import FAMILIES
 from epfast.gaussian.files import Shape, check_shapes, shapes
 from epfast.gaussian.forms.sparse import Pace
 from epfast.gaussian.shards import WarmStart
+from epfast.graph import catalogue
 from epfast.graph.beliefs import BlockBelief
 from epfast.graph.blocks import BlockPrior, LinearPart
+from epfast.graph.catalogue.linear import LinearFactor
 from epfast.graph.engine import GraphEngine, GraphStart
-from epfast.graph.factors import Batch, Between, LinearFactor
-from epfast.graph.factors_categorical import Mixture, Table
-from epfast.graph.factors_chains import StateTransition, Transition, Walk
-from epfast.graph.factors_continuous import CompoundGamma, LogisticLink, Noise, Product
-from epfast.graph.factors_dirichlet import Category
-from epfast.graph.own import ScaleFactor
+from epfast.graph.factors import Batch, Kind
 from epfast.graph.problem import (
     BLOCK,
     CATEGORICAL,
@@ -36,10 +34,16 @@ from epfast.losses import describe as describe_loss
 #: a posterior that was read
 Started = TypeVar("Started", bound=GraphStart)
 
-KINDS = (
-    *(LinearFactor, Between, Transition, Walk, Noise, Product, LogisticLink, CompoundGamma),
-    *(ScaleFactor, StateTransition, Category, Table, Mixture),
-)
+
+def kinds_below(kind: type[Kind]) -> Iterator[type[Kind]]:
+    """All subclasses of a kind of factor."""
+    for below in kind.__subclasses__():
+        yield below
+        yield from kinds_below(below)
+
+
+#: the factors of the library, which files may hold
+KINDS = tuple(kind for kind in kinds_below(Kind) if kind.__module__.startswith(catalogue.__name__))
 #: classes in these posteriors, beside those in all posteriors
 PARTS = (
     *(
@@ -64,7 +68,7 @@ SHAPES = (
     | shapes("problem", times=Shape("n", infinite=True), given="p", prior="p")
     | shapes("state", beliefs="p", sites="s", log_scale="f")
 )
-OF_BATCHES = shapes("", rows="n") | shapes(
+OF_BATCHES = shapes("", rows="n", defined="n", labels="n") | shapes(
     "terms", starts=Shape("n", more=1), variables="t", coefficient="t"
 )
 
@@ -135,6 +139,10 @@ def check_batch(batch: Batch, kinds: Index, sizes: Index, blocks: dict[int, int]
     edges = [(variables == part.block).sum() for part in batch.parts]
     if sum(edges) != (of < 0).sum() or any(count != batch.n for count in edges):
         raise ValueError(f"batch {batch.key}: neighbours are not those of its forms over blocks")
+    if batch.defined is not None:
+        index(batch.defined, len(kinds))
+    if batch.labels is not None:
+        index(batch.labels, 2)
     if batch.parts and not batch.factor.pattern.startswith("n+"):
         raise ValueError(f"batch {batch.key}: its factors take no forms over blocks")
     for block, rows in batch.parts:

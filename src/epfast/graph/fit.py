@@ -12,11 +12,12 @@ from epfast import _checks
 from epfast._arrays import Array, Given, SparseGiven
 from epfast.families import FAMILIES
 from epfast.graph import priors
+from epfast.graph.arguments import Argument
+from epfast.graph.catalogue.linear import kind_of
+from epfast.graph.catalogue.scale import ScaleFactor
 from epfast.graph.engine import GraphEngine
-from epfast.graph.factors import Argument, Kind, bind, kind_of
+from epfast.graph.factors import Kind, bind, name_of
 from epfast.graph.joint import JointEngine, JointGraphPosterior, is_joint
-from epfast.graph.learned import begun, questions_of, warn_of_operators
-from epfast.graph.own import ScaleFactor
 from epfast.graph.posterior import GraphPosterior
 from epfast.graph.priors import Size
 from epfast.graph.problem import (
@@ -25,6 +26,7 @@ from epfast.graph.problem import (
     GraphState,
     legal,
 )
+from epfast.graph.training import begun, questions_of, warn_of_operators
 from epfast.graph.variables import Block, Linear, Scales, Variables
 from epfast.inference import Fit, interrupted, run, warn_of
 from epfast.inference.loop import Callback
@@ -477,9 +479,9 @@ class Graph:
           refused with ``noise``. Give an object, as ``losses.StudentT(scale=0.5)``.
         - Other names, such as "probit", have the parameters of their class.
         """
-        key = self._model.added
-        self._model.check_handles(bind("add", factor, neighbours, data))
-        batch = kind_of(factor).attach(*neighbours, **data)
+        kind, key = kind_of(factor), self._model.added
+        self._model.check_handles(bind("add", kind, name_of(factor), neighbours, data))
+        batch = kind.attach(*neighbours, **data)
         self._model = self._model.with_batch(batch)
         return key
 

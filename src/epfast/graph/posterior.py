@@ -13,18 +13,20 @@ from epfast._arrays import Array
 from epfast.families import FAMILIES
 from epfast.gaussian.files import contents
 from epfast.graph import files
+from epfast.graph.arguments import Argument
 from epfast.graph.beliefs import Belief, BlockBelief, ScaleBelief, SparseBelief
 from epfast.graph.blocks import linear_sites
+from epfast.graph.catalogue.linear import kind_of
 from epfast.graph.checking import checked, observations
 from epfast.graph.engine import log_integrals
-from epfast.graph.factors import Argument, Batch, Beliefs, Kind, bind, kind_of, name_of
-from epfast.graph.learned import operator_of
+from epfast.graph.factors import Batch, Beliefs, Kind, bind, name_of
 from epfast.graph.problem import (
     GraphProblem,
     GraphState,
     UpdateOrder,
 )
 from epfast.graph.sparse_blocks import belief_of_prior
+from epfast.graph.training import operator_of
 from epfast.graph.variables import Block, Index, Linear, Scales, Variables
 from epfast.inference import SweepInfo
 from epfast.inference.certificates import Check
@@ -245,7 +247,7 @@ class GraphPosterior(Recorded):
                 f"{method} does not exist for the factor {name_of(factor)}; allowed: "
                 + (there or kind.instead)
             )
-        self.problem.check_handles(bind(method, factor, neighbours, data))
+        self.problem.check_handles(bind(method, kind, name_of(factor), neighbours, data))
         prediction: Array = predict(self.beliefs, *neighbours, **data)
         return prediction
 

@@ -15,8 +15,9 @@ from epfast._arrays import AnyArray, Array
 from epfast._core.graph import compare, runs
 from epfast.families import FAMILIES
 from epfast.gaussian.forms.sparse import Pace
+from epfast.graph.arguments import Argument, form_of
 from epfast.graph.blocks import BlockPrior, is_linear
-from epfast.graph.factors import Argument, Batch, Edges, form_of
+from epfast.graph.factors import Batch, Edges
 from epfast.graph.marginals import Others
 from epfast.graph.sparse_blocks import SparseBlockPrior, prior_in_effect
 from epfast.graph.variables import Block, Index, Linear, LinearForm, Terms, Variables, ends
@@ -59,8 +60,8 @@ def priors_in_effect(problem: GraphProblem, at: Index) -> Array:
     prior[np.repeat(at[:-1] - ends(sizes)[:-1], sizes) + np.arange(at[-1])] = problem.given
     known = families != CATEGORICAL
     for batch in problem.batches:
-        defined = batch.factor.defines(batch)
-        prior[at[defined]] = prior[at[defined] + 1] = 0.0
+        if batch.defined is not None:
+            prior[at[batch.defined]] = prior[at[batch.defined] + 1] = 0.0
         variables, starts = batch.terms.variables, batch.terms.starts
         alone = np.logical_and.reduceat(families[variables] >= CATEGORICAL, starts[:-1])
         known[variables[np.repeat(alone, batch.terms.counts)]] = True
@@ -198,9 +199,10 @@ class GraphProblem(NamedTuple):
         """The problem with one more batch, and the times that it gives to variables."""
         if not batch.n:
             raise ValueError("y or the neighbours are empty; allowed: one factor or more")
-        defined = batch.factor.defines(batch)
-        for earlier in self.batches if len(defined) else ():
-            if np.isin(defined, earlier.factor.defines(earlier)).any():
+        for earlier in self.batches:
+            if batch.defined is None or earlier.defined is None:
+                continue
+            if np.isin(batch.defined, earlier.defined).any():
                 raise ValueError(
                     "x holds variables that another walk defines; allowed: other variables"
                 )
@@ -312,7 +314,7 @@ class GraphProblem(NamedTuple):
                 "a finite variance, or factors about them"
             )
         for batch in self.batches:
-            batch.factor.check_power(batch, self.schedule.power)
+            batch.factor.check_schedule(batch, self.schedule)
         sparse = self.sparse if self.schedule.stores != "factor" else set()
         for batch in self.batches if sparse else ():
             over = any(part.block in sparse for part in batch.parts)
@@ -332,8 +334,6 @@ class GraphProblem(NamedTuple):
                     f"{given}: batches whose factors all have the same scalar "
                     "variables, batches of losses of forms X @ w over a block of their own, or EP()"
                 )
-            if batch.n > 1 and not batch.factor.shares:
-                raise ValueError(f"{given} for {type(batch.factor).__name__}: EP()")
         if quiet:
             return
         for reason in self.symmetries():
@@ -460,7 +460,7 @@ class GraphProblem(NamedTuple):
     def evidence_bound(self) -> float:
         """The largest possible log evidence: the log of the mass of the priors, or inf."""
         pairs = self.prior[self.at[np.flatnonzero(self.families < 2), None] + np.arange(2)]
-        if not pairs.any(axis=1).all() or not all(batch.factor.bounded for batch in self.batches):
+        if not pairs.any(axis=1).all() or not all(batch.bounded for batch in self.batches):
             return math.inf
         if not all(prior.precision.diagonal().all() for prior in self.priors):
             return math.inf
@@ -497,7 +497,10 @@ class GraphProblem(NamedTuple):
         variables[alone] = n + np.arange(alone.sum())
         n += int(alone.sum())
         first = np.concatenate([[0], np.cumsum([batch.n for batch in batches])]).astype(np.intp)
-        kind = np.concatenate([batch.factor.labels(batch) for batch in batches])
+        kind = np.zeros(first[-1], dtype=np.uint8)
+        for a, batch in zip(first, batches, strict=False):
+            if batch.labels is not None:
+                kind[a : a + batch.n] = batch.labels
         dense = [any(part.block not in sparse for part in batch.parts) for batch in batches]
         in_order = np.array(dense, dtype=np.uint8)
         rows, segments = runs(starts, variables, order, first, n, kind, in_order)

@@ -17,8 +17,9 @@ from epfast.gaussian.sparse import (
 from epfast.gaussian.state import MOST_BYTES
 from epfast.graph.beliefs import BlockBelief, SparseBelief
 from epfast.graph.blocks import About, BlockPrior, prior_belief
-from epfast.graph.factors import Batch, Gaussians
-from epfast.graph.factors_chains import StateTransition
+from epfast.graph.catalogue.linear import Gaussians, LinearFactor
+from epfast.graph.catalogue.transition import StateTransition
+from epfast.graph.factors import Batch
 from epfast.graph.variables import BlockTerms
 
 #: variance of forms whose variance is less, as that of a row of zeros, and one over the largest
@@ -95,7 +96,8 @@ def prior_in_effect(
         if fits and not any(isinstance(batch.factor, StateTransition) for batch in own):
             return prior._replace(precision=np.diag(prior.precision)), ()
         prior = independent(prior.number, prior.precision, prior.mean)
-    found = [(batch, batch.factor.gaussians(batch)) for batch in own]
+    linear = ((batch, batch.factor) for batch in own if isinstance(batch.factor, LinearFactor))
+    found = ((batch, factor.gaussians(batch)) for batch, factor in linear)
     known = [(batch, factors) for batch, factors in found if factors is not None]
     pairs = [(batch.parts[0].times(batch.terms.coefficient), factors) for batch, factors in known]
     return prior.times(pairs), tuple(batch.key for batch, _ in known)

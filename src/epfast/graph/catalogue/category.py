@@ -1,4 +1,12 @@
-"""Factors that choose a category by unknown probabilities."""
+"""Categories that are chosen by unknown probabilities: t(p, z) = p_z, and t(P, x, z) = P_xz.
+
+With cavities Dir(a_x) of the rows and m of the categories:
+
+- The message to z is the mean of the rows under m(x), and that to x the mean under m(z).
+- The tilted belief about a row is a mixture of Dirichlets: Dir(a_x) where another row is chosen,
+  and Dir(a_x + e_z). It is projected by Newton's method for E log p, or by moments.
+- The evidence is the log of sum_xz m(x) m(z) a_xz / a_x0.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +21,10 @@ from epfast import _checks
 from epfast._arrays import AnyArray, Array, Given
 from epfast._core.graph import GraphBatch
 from epfast._core.graph_dirichlet import DirichletBatch
-from epfast.graph.factors import (
-    Argument,
-    Batch,
-    Beliefs,
-    Edges,
-    Kind,
-    Neighbour,
-    plain_batch,
-    rows_of,
-    variables_of,
-)
+from epfast.graph.arguments import Argument, Neighbour, rows_of, variables_of
+from epfast.graph.factors import MATCHES, Batch, Beliefs, Edges, Kind, plain_batch
 from epfast.graph.variables import Index, Linear, Variables, together
 
-#: how the belief about probabilities is matched
-MATCHES = ("statistics", "moments")
 #: categorical variables, or observed categories
 Categories = Variables | Given
 
@@ -82,14 +79,13 @@ class Category(Kind):
 
     #: rows of p, the category that selects one where there are several, and z if it is not observed
     pattern: ClassVar[str] = "d+c?c?"
-    bounded: ClassVar[bool] = True
     p: Neighbour
     match: str = "statistics"
 
     def __post_init__(self) -> None:
         _checks.choice("match", self.match, MATCHES)
 
-    def attach(self, z: Categories = None) -> Batch:
+    def attach(self, z: Categories) -> Batch:
         p = variables_of("p", self.p, "dirichlet")
         return chosen(self.match, {"p": p}, None, z)
 
@@ -210,7 +206,7 @@ def chosen(match: str, rows: dict[str, Variables], x: Variables | None, z: Categ
     else:
         numbers = rows_of(neighbours, z=given.shape)
         data["z"] = np.broadcast_to(given, numbers.shape[:-1]).ravel()
-    return plain_batch(Category(None, match), numbers, data)
+    return plain_batch(Category(None, match), numbers, data)._replace(bounded=True)
 
 
 def chosen_by(match: str, P: Variables, x: Categories, z: Categories) -> Batch:
