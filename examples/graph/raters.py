@@ -1,5 +1,5 @@
 """Raters who err
-===============
+==============
 
 Five people look at 100 items and say which of three classes each belongs to. Nobody knows the true
 classes, nor how reliable the people are. Dawid and Skene (1979) learn both at once: a person who

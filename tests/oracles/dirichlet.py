@@ -1,4 +1,4 @@
-"""Models of categorical variables with unknown probabilities: plain EP, enumeration, and Gibbs.
+"""Models of categorical variables with unknown probabilities: plain EP, and enumeration.
 
 A model has rows p_r ~ Dir(alpha_r), categorical variables with prior weights, factors that choose a
 category, and tables between the variables. Everything here is a loop over NumPy arrays.
@@ -166,61 +166,3 @@ def enumerate_all(model):
         np.array([w[states[:, v] == k].sum() for k in range(K)]) for v, K in enumerate(sizes)
     ]
     return means, variances, probabilities, log_z
-
-
-def dirichlets(rng, alpha):
-    """A draw for each row of alpha."""
-    draws = rng.standard_gamma(alpha)
-    return draws / draws.sum(axis=-1, keepdims=True)
-
-
-def gibbs_dawid_skene(answers, K, of_classes, of_rows, sweeps, rng):
-    """Draws of class shares (s, K), confusions (s, raters, K, K) and labels (s, items).
-
-    answers: (items, raters).
-    """
-    n = len(answers)
-    labels = np.array([np.bincount(row, minlength=K).argmax() for row in answers])
-    shown = np.eye(K)[answers]  # (items, raters, K)
-    found = [], [], []
-    for _ in range(sweeps):
-        one = np.eye(K)[labels]
-        share = dirichlets(rng, of_classes + one.sum(axis=0))
-        confusion = dirichlets(rng, of_rows + np.einsum("ik,irj->rkj", one, shown))
-        logs = np.log(share) + np.einsum("irj,rkj->ik", shown, np.log(confusion))
-        p = np.exp(logs - logs.max(axis=1, keepdims=True))
-        ends = np.cumsum(p / p.sum(axis=1, keepdims=True), axis=1)[:, :-1]
-        labels = (rng.random((n, 1)) > ends).sum(axis=1)
-        for part, value in zip(found, (share, confusion, labels), strict=True):
-            part.append(value)
-    return tuple(map(np.array, found))
-
-
-def gibbs_hidden_chain(seen, of_first, of_steps, of_seen, sweeps, rng):
-    """Draws of transitions (s, K, K), emissions (s, K, M) and states (s, n).
-
-    seen: (n,) observed categories. of_first: (K,), known probabilities of the first state.
-    """
-    n, (K, M) = len(seen), of_seen.shape
-    step, show = of_steps / of_steps.sum(axis=1)[:, None], of_seen / of_seen.sum(axis=1)[:, None]
-    found = [], [], []
-    states = np.zeros(n, dtype=int)
-    forward = np.empty((n, K))
-    for _ in range(sweeps):
-        f = np.array(of_first, dtype=float)
-        for t in range(n):
-            f = (f if t == 0 else f @ step) * show[:, seen[t]]
-            f = forward[t] = f / f.sum()
-        u = rng.random(n)
-        states[-1] = np.searchsorted(np.cumsum(forward[-1])[:-1], u[-1])
-        for t in range(n - 2, -1, -1):
-            f = forward[t] * step[:, states[t + 1]]
-            states[t] = np.searchsorted(np.cumsum(f / f.sum())[:-1], u[t])
-        counts = np.zeros((K, K))
-        np.add.at(counts, (states[:-1], states[1:]), 1.0)
-        shown = np.zeros((K, M))
-        np.add.at(shown, (states, seen), 1.0)
-        step, show = dirichlets(rng, of_steps + counts), dirichlets(rng, of_seen + shown)
-        for part, value in zip(found, (step, show, states.copy()), strict=True):
-            part.append(value)
-    return tuple(map(np.array, found))
