@@ -108,7 +108,7 @@ below.legend(loc="upper center")
 # %%
 # What can go wrong
 # -----------------
-# A chain whose tables are learned has loops. Here sds of the rows are off by up to 40 %. With states
-# that are hard to tell apart EP is too sure: sds may be a third of the exact ones. Names of states
-# come from the priors alone: with equal priors of the two rows of the second table, EP could not
-# tell the states apart, and stays where all rows are alike.
+# A chain whose tables are learned has loops. Here sds of the rows are off by up to 40 %. With
+# states that are hard to tell apart EP is too sure: sds may be a third of the exact ones. Names of
+# states come from the priors alone: with equal priors of the two rows of the second table, EP could
+# not tell the states apart, and stays where all rows are alike.
