@@ -63,8 +63,8 @@ GRAPH = """limit variables / arguments beliefs marginals / factors / learned / o
     / joint / fit / __init__"""
 
 
-CATALOGUE = """compound_gamma linear noise product scale steps table
-    / between logistic_link mixture transition walk / __init__"""
+CATALOGUE = """category compound_gamma linear noise product scale steps
+    / between logistic_link mixture table transition walk / __init__"""
 
 
 def floors_of(text):

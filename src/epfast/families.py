@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 from scipy import special
 
 from epfast._arrays import Array, Which
-from epfast._core.special import beta_parameters, digammas, gamma_shapes, log_betas, log_gammas
+from epfast._core.special import (
+    beta_parameters,
+    digammas,
+    dirichlet_parameters,
+    gamma_shapes,
+    log_betas,
+    log_gammas,
+    log_multivariate_betas,
+)
 
 _COPY = methodcaller("copy")
 T = TypeVar("T", bound=tuple[Array, ...])
@@ -532,7 +540,73 @@ class Categorical(Family):
         return np.asarray((rng.random((size, len(eta), 1)) > ends).sum(axis=2))
 
 
+class Dirichlet(Family):
+    """Probabilities of K categories: concentrations - 1. U(p) = log p."""
+
+    name = "dirichlet"
+    parameters = ("concentration - 1",)
+    shown = ("concentration",)
+
+    @staticmethod
+    def concentration(eta: Array) -> Array:
+        return np.asarray(eta + 1.0)
+
+    @staticmethod
+    def is_proper(eta: Array) -> NDArray[np.bool_]:
+        return np.asarray((eta > -1.0).all(axis=1) & np.isfinite(eta).all(axis=1))
+
+    @staticmethod
+    def log_partition(eta: Array) -> Array:
+        return log_multivariate_betas(np.array(eta, dtype=np.float64, order="C"))
+
+    @staticmethod
+    def mean(eta: Array) -> Array:
+        """Means of the probabilities, (n, K)."""
+        alpha = eta + 1.0
+        return np.asarray(alpha / alpha.sum(axis=1, keepdims=True))
+
+    @staticmethod
+    def variance(eta: Array) -> Array:
+        """Variances of the probabilities, (n, K)."""
+        alpha = eta + 1.0
+        total, mean = alpha.sum(axis=1, keepdims=True), Dirichlet.mean(eta)
+        return np.asarray(mean * ((total - alpha) / total) / (total + 1.0))
+
+    @staticmethod
+    def statistics(eta: Array) -> Array:
+        """E[log p]."""
+        alpha = eta + 1.0
+        return np.asarray(_digamma(alpha) - _digamma(alpha.sum(axis=1, keepdims=True)))
+
+    @staticmethod
+    def matching(statistics: Array) -> Array:
+        """statistics: E[log p], (n, K). The parameters are right to 1e-8 up to 1e5."""
+        return dirichlet_parameters(np.array(statistics, dtype=np.float64)) - 1.0
+
+    @staticmethod
+    def by_moments(mean: Array, variance: Array) -> Array:
+        """Those with these means, and the sum of these variances."""
+        with np.errstate(all="ignore"):
+            total = (mean * (1.0 - mean)).sum(axis=1) / variance.sum(axis=1) - 1.0
+        total = np.where((variance > 0.0).all(axis=1) & (total > 0.0), total, np.nan)
+        return np.asarray(mean * total[:, None] - 1.0)
+
+    @staticmethod
+    def draw(eta: Array, size: int, rng: np.random.Generator) -> Array:
+        """Probabilities, (size, n, K)."""
+        alpha, shape = eta + 1.0, (size, *eta.shape)
+        # logs of gamma variables, since those themselves may underflow
+        logs = np.log(rng.standard_gamma(alpha + 1.0, shape))
+        logs -= rng.standard_exponential(shape) / alpha
+        logs -= logs.max(axis=2, keepdims=True)
+        p = np.exp(logs)
+        return np.asarray(p / p.sum(axis=2, keepdims=True))
+
+
 #: families of numbers, by their names
 SCALARS: dict[str, type[Scalar]] = {kind.name: kind for kind in (Gaussian, Gamma, Beta)}
 #: families of variables, by their names
-FAMILIES: dict[str, type[Family]] = {**SCALARS, Categorical.name: Categorical}
+FAMILIES: dict[str, type[Family]] = {
+    **SCALARS,
+    **{kind.name: kind for kind in (Categorical, Dirichlet)},
+}

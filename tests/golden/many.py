@@ -1310,7 +1310,7 @@ def graphs(data: Data) -> Iterator[Fit]:
     }
     for name, call in calls.items():
         yield Fit(name, call)
-    for make in (*models.GRAPHS.values(), models.shared):
+    for make in (*models.RECORDED.values(), models.shared):
         for how, schedule in (
             ("default", None),
             ("damping", settled(damping=0.6)),

@@ -3,8 +3,6 @@ from numpy.typing import NDArray
 
 from epfast._core._types import AnyArray, Array
 
-def dirichlet_parameters(logs: Array) -> Array: ...
-
 class MixtureRows:
     n_rows: int
     n_naturals: int

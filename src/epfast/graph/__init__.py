@@ -2,6 +2,7 @@
 
 from epfast.graph.catalogue import (
     Between,
+    Category,
     CompoundGamma,
     LogisticLink,
     Mixture,
@@ -20,6 +21,7 @@ from epfast.operators.quadrature import QuadratureMessages
 
 __all__ = [
     "Between",
+    "Category",
     "CompoundGamma",
     "Factor",
     "Graph",

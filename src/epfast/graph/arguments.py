@@ -113,7 +113,7 @@ def with_responses(form: LinearForm, y: Given) -> tuple[LinearForm, AnyArray]:
     return wide, np.broadcast_to(given, shape + width).reshape(wide.size, *width)
 
 
-def variables_of(name: str, value: Neighbour, *families: str) -> Variables:
+def variables_of(name: str, value: Argument, *families: str) -> Variables:
     """Variables of one of the families."""
     if not isinstance(value, Variables):
         raise TypeError(
@@ -128,7 +128,7 @@ def variables_of(name: str, value: Neighbour, *families: str) -> Variables:
 
 
 def rows_of(
-    neighbours: Mapping[str, tuple[Neighbour, *tuple[str, ...]]],
+    neighbours: Mapping[str, tuple[Argument, *tuple[str, ...]]],
     /,
     **beside: tuple[int, ...],
 ) -> Index:

@@ -34,11 +34,11 @@ from epfast.schedules import FilledSchedule
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
-#: letters of the families, in patterns of neighbours: Gaussian, gamma, beta, categorical
-LETTERS = np.frombuffer(b"ngbc", dtype=np.uint8)
+#: letters of the families, in patterns of neighbours: Gaussian, gamma, beta, categorical, Dirichlet
+LETTERS = np.frombuffer(b"ngbcd", dtype=np.uint8)
 
 
-#: how a gamma or beta belief is fitted to the tilted marginal
+#: how a gamma, beta or Dirichlet belief is fitted to the tilted marginal
 MATCHES = ("statistics", "moments")
 
 
@@ -179,7 +179,7 @@ class Kind:
     """
 
     #: families of the neighbours of a factor, as a regular expression of LETTERS
-    pattern: ClassVar[str] = "[ngbc]+"
+    pattern: ClassVar[str] = "[ngbcd]+"
     #: what errors recommend in place of predictions
     instead: ClassVar[str] = "none, as it has no predictions"
 
@@ -221,8 +221,8 @@ class Kind:
     ) -> str:
         """Why EP stays at its start although this is not a mode. Empty if it moves.
 
-        prior: returns natural parameters of Gaussian variables, (n, 2). alone: for each variable of
-        the graph whether it has no factor of another kind.
+        prior: returns natural parameters of variables with k of them, (n, k). alone: for each
+        variable of the graph whether it has no factor of another kind, or with a "" of its own.
         """
         return ""
 

@@ -205,6 +205,54 @@ class Graph:
         """
         return self._new("beta", *priors.beta(size, alpha, beta), name)
 
+    def dirichlet(
+        self,
+        k: int,
+        concentration: Given = 1.0,
+        shape: Size = None,
+        *,
+        name: str | None = None,
+    ) -> Variables:
+        """Unknown probabilities of k categories, with Dirichlet distributions under the prior.
+
+        Each variable is a vector of k probabilities, which sum to 1. For k = 2 it is a beta
+        variable and its complement.
+
+        Parameters
+        ----------
+        k : int
+            Number of categories, 2 or more.
+        concentration : float or array_like, default=1.0
+            Parameters of the prior, > 0, as many as categories along the last axis, or one for all.
+            They count as categories that were seen before. With 1 all probabilities are equally
+            likely.
+        shape : int or tuple of int, optional
+            Shape of the array of variables. None: that of ``concentration`` without its last axis.
+        name : str, optional
+            As in :meth:`gaussian`.
+
+        Returns
+        -------
+        Variables
+            ``post[p]`` has ``concentration`` beside mean, variance and sd, with the categories
+            along the last axis.
+
+        See Also
+        --------
+        epfast.graph.Category : a variable with these probabilities.
+        epfast.graph.Table : a table whose rows have them, ``Table(p)``.
+
+        Examples
+        --------
+        >>> import epfast
+        >>> g = epfast.Graph()
+        >>> p = g.dirichlet(3, concentration=2.0)
+        >>> seen = g.add(epfast.graph.Category(p), [0, 0, 2, 0])
+        >>> g.fit()[p].concentration
+        array([5., 2., 3.])
+        """
+        return self._new("dirichlet", *priors.dirichlet(k, concentration, shape), name)
+
     def categorical(
         self,
         size: Size = None,
@@ -244,8 +292,9 @@ class Graph:
         -----
         Without ``prior`` the default depends on the factors of the variable:
 
-        - If factors of categorical variables alone are about it, such as
-          :class:`epfast.graph.Table`, the prior is 1 for each category. The evidence is then the
+        - If factors of categorical and Dirichlet variables alone are about it, such as
+          :class:`epfast.graph.Table` and :class:`epfast.graph.Category`, the prior is 1 for each
+          category. The evidence is then the
           sum, over all states, of the product of all factors. In a network with tables p(root) and
           p(child | parents) this is the probability of the observations. A root needs a ``prior``
           or a table of its own. Without either the evidence is n times that of equal

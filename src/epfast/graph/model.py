@@ -18,7 +18,7 @@ from epfast.graph.variables import Block, Index, Linear, LinearForm, Variables
 
 #: number of blocks in place of a family, since their beliefs are stored separately
 BLOCK = -1
-CATEGORICAL = list(FAMILIES).index("categorical")
+CATEGORICAL, DIRICHLET = map(list(FAMILIES).index, ("categorical", "dirichlet"))
 
 
 class GraphModel(NamedTuple):

@@ -178,6 +178,7 @@ class GraphPosterior(Recorded):
             - ``(Transition(variance, factor), before)``: the mean of ``after``
             - ``(Table(p), h_1, None, h_3)``: the most probable category of the variable in the
               place of None
+            - ``(Category(p),)``: the most probable category of a new variable
             - ``(Mixture(h, loss), forms, noise=None)``: the mean of y, for losses that have one
 
         Raises
@@ -205,7 +206,7 @@ class GraphPosterior(Recorded):
             For a loss, the probability of the label +1, or of each class. For
             ``(Between(lower, upper), form, noise=0.0)`` the probability that the form is between
             the bounds. For a ``Table`` the probabilities of the categories of the variable in the
-            place of None.
+            place of None. For a ``Category`` those of a new variable.
         """
         return self._predicted("predict_proba", factor, neighbours, data)
 
@@ -224,8 +225,9 @@ class GraphPosterior(Recorded):
         """Log density of new observations. The arguments are those of ``add``.
 
         They are ``(loss, form, y, noise=None)``, ``(Noise(tau), y - form)`` (integrated over tau),
-        ``(Mixture(h, loss), forms, y, noise=None)``, or
-        ``(Between(lower, upper), form, noise=0.0)``.
+        ``(Mixture(h, loss), forms, y, noise=None)``,
+        ``(Between(lower, upper), form, noise=0.0)``, ``(Table(p), h_1, h_2)`` or
+        ``(Category(p), z)``.
         """
         return self._predicted("log_predictive", factor, neighbours, data)
 
@@ -271,7 +273,8 @@ class GraphPosterior(Recorded):
         -------
         Check
             Its arrays have an entry for each variable, in the order in which these were made, for
-            each entry of a block, and for the indicator of each category of a categorical variable.
+            each entry of a block, for the indicator of each category of a categorical variable, and
+            for each probability of a Dirichlet variable.
 
         Raises
         ------
@@ -298,7 +301,8 @@ class GraphPosterior(Recorded):
         -------
         dict of str to ndarray of shape (size, ...)
             Draws of each array of variables, by its name. Arrays without a name are ``"v0"``,
-            ``"v1"``, ... Draws of categorical variables are numbers of categories.
+            ``"v1"``, ... Draws of categorical variables are numbers of categories. Those of
+            Dirichlet variables have probabilities along the last axis.
 
         Raises
         ------
@@ -325,7 +329,8 @@ class GraphPosterior(Recorded):
             family, eta = FAMILIES[belief.family], belief.natural
             if not family.is_proper(eta).all():
                 raise improper
-            drawn = family.draw(eta, size, random).reshape(size, *made.shape)
+            drawn = family.draw(eta, size, random)
+            drawn = drawn.reshape(size, *made.shape, *drawn.shape[2:])
             draws[name] = drawn**-0.5 if isinstance(made, Scales) else drawn
         return draws
 

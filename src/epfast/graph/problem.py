@@ -47,8 +47,8 @@ def priors_in_effect(model: GraphModel, at: Index) -> Array:
     """Natural parameters of the priors, given the batches, in the order of ``at``.
 
     A variable that a walk defines has a flat prior. A categorical variable without a prior has a
-    flat one if a factor of categorical variables alone is about it, and equal probabilities
-    otherwise.
+    flat one if a factor of categorical and Dirichlet variables alone is about it, and equal
+    probabilities otherwise.
     """
     families, sizes = model.families, model.sizes
     prior = np.empty(at[-1])
@@ -58,7 +58,7 @@ def priors_in_effect(model: GraphModel, at: Index) -> Array:
         if batch.defined is not None:
             prior[at[batch.defined]] = prior[at[batch.defined] + 1] = 0.0
         variables, starts = batch.terms.variables, batch.terms.starts
-        alone = np.logical_and.reduceat(families[variables] == CATEGORICAL, starts[:-1])
+        alone = np.logical_and.reduceat(families[variables] >= CATEGORICAL, starts[:-1])
         known[variables[np.repeat(alone, batch.terms.counts)]] = True
     for k in np.unique(sizes[~known]):
         inner = at[np.flatnonzero(~known & (sizes == k)), None] + np.arange(k)
@@ -213,7 +213,7 @@ class GraphProblem(NamedTuple):
     def check(self) -> None:
         """Refuse graphs that cannot become proper."""
         seen = self.seen()
-        # zeros are a uniform prior of beta and categorical variables, and proper
+        # zeros are a uniform prior of beta, categorical and Dirichlet variables, and proper
         may = np.flatnonzero(self.model.families <= 1)
         flat = np.zeros(len(seen), dtype=bool)
         flat[may] = (self.prior[self.at[may]] == 0.0) & (self.prior[self.at[may] + 1] == 0.0)
@@ -250,16 +250,8 @@ class GraphProblem(NamedTuple):
     def warn(self) -> None:
         """Warn of variables without factors, and where EP stays at its start."""
         seen = self.seen()
-        by_kind: dict[type, NDArray[np.bool_]] = {}
-        for batch in self.model.batches:
-            mask = by_kind.setdefault(type(batch.factor), np.zeros(len(seen), dtype=bool))
-            mask[batch.terms.variables] = True
-        for batch in self.model.batches:
-            others = [mask for kind, mask in by_kind.items() if kind is not type(batch.factor)]
-            alone = ~np.any(others, axis=0) if others else np.ones(len(seen), dtype=bool)
-            reason = batch.factor.symmetry(batch, self.gaussian_prior, alone)
-            if reason:
-                warn_user(reason, DataWarning)
+        for reason in self.symmetries():
+            warn_user(reason, DataWarning)
         found = [getattr(batch.factor, "loss", None) for batch in self.model.batches]
         for loss in {repr(one): one for one in found}.values():
             note_working(loss)
@@ -269,6 +261,25 @@ class GraphProblem(NamedTuple):
                 "their prior",
                 DataWarning,
             )
+
+    def symmetries(self) -> list[str]:
+        """Why EP stays at its start although this is not a mode, each reason once."""
+        n, reasons = len(self.model.families), dict[str, None]()
+        everything = np.ones(n, dtype=bool)
+        alike = [
+            bool(batch.factor.symmetry(batch, self.prior_of, everything))
+            for batch in self.model.batches
+        ]
+        for batch, stays in zip(self.model.batches, alike, strict=True):
+            if not stays:
+                continue
+            # what breaks it: factors of other kinds, and those of its kind that are not alike
+            alone = everything.copy()
+            for other, same in zip(self.model.batches, alike, strict=True):
+                if not same or type(other.factor) is not type(batch.factor):
+                    alone[other.terms.variables] = False
+            reasons[batch.factor.symmetry(batch, self.prior_of, alone)] = None
+        return [reason for reason in reasons if reason]
 
     @property
     def tied(self) -> bool:
@@ -302,9 +313,10 @@ class GraphProblem(NamedTuple):
         )
         return type(self.schedule) is type(other.schedule) and mine == others
 
-    def gaussian_prior(self, variables: Index) -> Array:
-        """Natural parameters of the priors of scalar Gaussian variables, (n, 2)."""
-        return np.asarray(self.prior[self.at[variables][:, None] + np.arange(2)])
+    def prior_of(self, variables: Index) -> Array:
+        """Natural parameters of the priors of variables with k of them each, (n, k)."""
+        k = self.model.sizes[variables[0]] if len(variables) else 2
+        return np.asarray(self.prior[self.at[variables][:, None] + np.arange(k)])
 
     def site_places(self, batch: Batch) -> tuple[Index, Index]:
         """Places in the beliefs of the numbers of the sites of a batch, and where sites begin."""

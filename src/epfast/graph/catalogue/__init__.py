@@ -1,6 +1,7 @@
 """The factors of the library, one file each: formula, messages, evidence, density, predictions."""
 
 from epfast.graph.catalogue.between import Between
+from epfast.graph.catalogue.category import Category
 from epfast.graph.catalogue.compound_gamma import CompoundGamma
 from epfast.graph.catalogue.linear import LinearFactor, LossFactor
 from epfast.graph.catalogue.logistic_link import LogisticLink
@@ -14,6 +15,7 @@ from epfast.graph.catalogue.walk import Walk
 
 __all__ = [
     "Between",
+    "Category",
     "CompoundGamma",
     "LinearFactor",
     "LogisticLink",

@@ -2,11 +2,14 @@
 
 - The message to a variable is the sum of the table times the cavities of the others.
 - The evidence is the log of the sum of the table times all cavities.
+
+Rows that are unknown are factors of :mod:`epfast.graph.catalogue.category`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,9 +22,11 @@ from epfast._core.graph_factors import (
     TableBatch,
 )
 from epfast.graph.arguments import Neighbour, rows_of, variables_of
-from epfast.graph.factors import Batch, Beliefs, Edges, Kind, plain_batch
+from epfast.graph.catalogue.category import Categories, chosen_by
+from epfast.graph.factors import MATCHES, Batch, Beliefs, Edges, Kind, plain_batch
 from epfast.graph.variables import (
     Index,
+    Variables,
     together,
 )
 
@@ -35,15 +40,25 @@ class Table(Kind):
 
     Parameters
     ----------
-    p : array_like of shape (..., K_1, .., K_m)
+    p : array_like of shape (..., K_1, .., K_m), or Variables of shape (..., K_1)
         Numbers >= 0 for variables with K_1, .., K_m categories. They need not be normalised.
         Leading axes broadcast with the variables, for a table for each factor. If zeros leave no
-        possible state, the fit raises a ValueError.
+        possible state, the fit raises a ValueError. Dirichlet variables are unknown rows
+        p(h_2 | h_1) of a table over two variables.
+    match : {"statistics", "moments"}, default="statistics"
+        How beliefs about Dirichlet variables are matched, see :class:`Category`.
 
     Notes
     -----
     Added as ``g.add(Table(p), h_1, .., h_m)`` with arrays of categorical variables that broadcast,
     and a factor for each row. Messages are exact sums. Their cost is m times the entries of p.
+
+    With Dirichlet variables it is added as ``g.add(Table(p), x, z)``, where x and z are categorical
+    variables or observed categories, numbers from 0 on: ``Table(P)`` with ``h[:-1], h[1:]`` learns
+    the transitions of a chain, and ``Table(confusion[rater])`` with ``label[item], answer`` how
+    raters err. A permutation of the categories of x may be equally probable. EP settles on one of
+    them, by the priors of the rows: those of a confusion matrix must favour the diagonal. Each
+    factor has messages to all rows, so that a vocabulary of thousands of words takes much memory.
 
     Raises
     ------
@@ -71,15 +86,31 @@ class Table(Kind):
     """
 
     pattern: ClassVar[str] = "c+"
-    p: Array
+    p: Array | Variables
+    match: str = "statistics"
 
     def __post_init__(self) -> None:
+        _checks.choice("match", self.match, MATCHES)
+        if isinstance(self.p, Variables):
+            variables_of("p", self.p, "dirichlet")
+            return
+        if self.match != "statistics":
+            raise ValueError(
+                f"match is {self.match!r} with a table of numbers; allowed: 'statistics', or "
+                "Dirichlet variables for p"
+            )
         given = _checks.real_array("p", self.p)
         object.__setattr__(self, "p", np.array(given, dtype=np.float64))
 
+    @property
+    def entries(self) -> Array:
+        """The numbers of a known table."""
+        assert not isinstance(self.p, Variables)  # whose batches are of another kind
+        return self.p
+
     def tables(self, sizes: tuple[int | None, ...]) -> Array:
         """Each table as a row. sizes: the numbers of categories. None: any."""
-        p, m = self.p, len(sizes)
+        p, m = self.entries, len(sizes)
         last = p.shape[max(0, p.ndim - m) :]
         fits = len(last) == m and all(
             k == n if n is not None else k for k, n in zip(last, sizes, strict=True)
@@ -98,19 +129,29 @@ class Table(Kind):
             )
         return rows
 
-    def attach(self, *h: Neighbour) -> Batch:
+    def attach(self, *h: Categories) -> Batch:
         if not h:
             raise ValueError("a table has no variable; allowed: one categorical variable or more")
+        if isinstance(self.p, Variables):
+            if len(h) != 2:
+                raise ValueError(
+                    f"h has {len(h)} variables; allowed with Dirichlet variables: two, x and z"
+                )
+            return chosen_by(self.match, self.p, *h)
+        return self.attach_known(h)
+
+    def attach_known(self, h: Sequence[Categories]) -> Batch:
+        """Factors of a table of numbers."""
         given = {f"h_{j + 1}": (value, "categorical") for j, value in enumerate(h)}
         widths = tuple(variables_of(name, *one).width for name, one in given.items())
-        lead = self.p.shape[: max(0, self.p.ndim - len(h))]
+        lead = self.entries.shape[: max(0, self.entries.ndim - len(h))]
         tables = self.tables(widths)
         numbers = rows_of(given, **{"leading axes of p": lead})
         data = {}
         if len(tables) > 1:
             places = np.broadcast_to(np.arange(len(tables)).reshape(lead), numbers.shape[:-1])
             data["log_p"] = logs_of(tables)[places.ravel()]
-        return plain_batch(self, numbers, data)._replace(bounded=bool(self.p.max() <= 1.0))
+        return plain_batch(self, numbers, data)._replace(bounded=bool(self.entries.max() <= 1.0))
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)
@@ -124,7 +165,7 @@ class Table(Kind):
 
     def logs(self, batch: Batch) -> Array:
         """Logs of the tables, a row for each factor, or one row for all."""
-        return batch.data["log_p"] if batch.data else logs_of(self.p.reshape(1, -1))
+        return batch.data["log_p"] if batch.data else logs_of(self.entries.reshape(1, -1))
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
         shape = edges.size[: batch.table.shape[1]].copy()
@@ -132,12 +173,14 @@ class Table(Kind):
 
     def log_density(self, batch: Batch, theta: Array) -> Array:
         names, logs = batch.table, self.logs(batch)
-        shape = self.p.shape[self.p.ndim - names.shape[1] :]
+        shape = self.entries.shape[self.entries.ndim - names.shape[1] :]
         at = np.ravel_multi_index(tuple(theta[:, names].astype(np.intp).transpose(2, 0, 1)), shape)
         return np.asarray(logs[np.arange(batch.n) % len(logs), at].sum(axis=1))
 
     def predict_proba(self, q: Beliefs, *h: Neighbour) -> Array:
         """Probabilities of the categories of the variable in the place of None."""
+        if isinstance(self.p, Variables):
+            return Table(q.of(self.p).mean).predict_proba(q, *h)
         empty = [j for j, value in enumerate(h) if value is None]
         if len(empty) != 1:
             raise ValueError(
@@ -168,6 +211,10 @@ class Table(Kind):
     def predict(self, q: Beliefs, *h: Neighbour) -> Array:
         """The most probable category of the variable in the place of None."""
         return np.asarray(self.predict_proba(q, *h).argmax(axis=-1))
+
+    def log_predictive(self, q: Beliefs, *h: Categories) -> Array:
+        """Logs of the mean entries of the table, over the beliefs about h and p."""
+        return q.log_z(self.attach(*h))
 
 
 def logs_of(p: Array) -> Array:
