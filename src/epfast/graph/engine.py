@@ -278,10 +278,6 @@ class GraphEngine:
         first = problem.at[np.array(numbers, dtype=np.intp)]
         self.of_forms = (first[:, None] + np.arange(2)).ravel()
         self.others = problem.others()
-        self.sharp = any(
-            isinstance(batch.factor, LinearFactor) and batch.factor.sharp
-            for batch in problem.model.batches
-        )
         prior = problem.prior
         self.prior_partition = core.compare(prior, prior, problem.model.n_gaussians)[1]
         self.prior_partition += self.others.prior_partition(prior)
@@ -450,6 +446,12 @@ class GraphEngine:
             if blocks[k] is None:
                 return None
         return tuple(blocks)
+
+    @cached_property
+    def sharp(self) -> bool:
+        """Whether moments of some factors change sharply, as those of quick Laplace."""
+        factors = [batch.factor for batch in self.problem.model.batches]
+        return any(isinstance(factor, LinearFactor) and factor.sharp for factor in factors)
 
     @cached_property
     def places(self) -> tuple[Index, Array | None]:

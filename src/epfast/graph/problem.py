@@ -14,6 +14,7 @@ from epfast._arrays import AnyArray, Array
 from epfast._core.graph import compare, runs
 from epfast.gaussian.forms.sparse import Pace
 from epfast.graph.blocks import BlockPrior, is_linear
+from epfast.graph.catalogue.linear import LinearFactor
 from epfast.graph.factors import Batch, Edges
 from epfast.graph.marginals import Others
 from epfast.graph.model import CATEGORICAL, GraphModel
@@ -252,7 +253,8 @@ class GraphProblem(NamedTuple):
         seen = self.seen()
         for reason in self.symmetries():
             warn_user(reason, DataWarning)
-        found = [getattr(batch.factor, "loss", None) for batch in self.model.batches]
+        factors = [batch.factor for batch in self.model.batches]
+        found = [factor.loss for factor in factors if isinstance(factor, LinearFactor)]
         for loss in {repr(one): one for one in found}.values():
             note_working(loss)
         if not seen.all():
