@@ -23,6 +23,7 @@ from epfast.graph.blocks import (
     About,
     BlockPrior,
     LinearPart,
+    LinearState,
     abouts,
     belief_from,
     belief_of,
@@ -422,7 +423,7 @@ class GraphEngine:
             blocks[k] = block
         return state._replace(sites=sites, blocks=tuple(blocks))
 
-    def _resumed(self, part: LinearPart, start: GraphStart) -> Any:
+    def _resumed(self, part: LinearPart, start: GraphStart) -> LinearState:
         """The state of a linear model with its sites in an earlier posterior."""
         alone = self.problem.having((part.batch,))
         rows = UpdateOrder((np.arange(part.batch.n),), self.program.segments)
@@ -509,7 +510,7 @@ class GraphEngine:
             return swept
         pairs = zip(self.linear.values(), state.linear, strict=True)
         others = [part.sweep(old, keep, tick) for part, old in pairs]
-        every = [swept, *others]
+        every: list[Swept[GraphState] | Swept[LinearState]] = [swept, *others]
         counts = (part.counts for part in every)
         refused, failed = map(sum, zip(*(count[:2] for count in counts), strict=True))
         return swept._replace(
