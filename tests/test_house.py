@@ -59,7 +59,7 @@ FORMS = "kernel nested weights / diagonal nearest sparse stack / __init__"
 OPERATORS = """messages / learners tilted / importance laplace quadrature / oracles
     / just_in_time sampled / scheme / __init__"""
 GRAPH = """limit variables / arguments beliefs marginals / factors / learned / own / catalogue
-    / blocks training / sparse_blocks / problem / checking engine priors / files / posterior
+    / blocks training / sparse_blocks / model / problem / checking engine priors / files / posterior
     / joint / fit / __init__"""
 
 

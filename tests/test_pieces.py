@@ -104,7 +104,7 @@ OTHERS = {
     "gaussian.shrunk_posterior.OFF": "a rule for a verdict",
     "gaussian.state.MOST_BYTES": "a limit",
     "graph.catalogue.table.MOST_ENTRIES": "a limit",
-    "graph.problem.BLOCK": "a mark",
+    "graph.model.BLOCK": "a mark",
     "inference.executors.LOOK": "seconds of waiting",
     "parametric.network.FOLDS": "rows that are held out",
     "parametric.network.HELD_OUT": "rows that are held out",

@@ -438,12 +438,12 @@ class Life:
                 value, getattr(post.state, name)
             ):
                 self.found.append(("not as it was saved", name))
-        now = {batch.key for batch in self.post.problem.batches}
+        now = {batch.key for batch in self.post.problem.model.batches}
         self.graph, self.post = epfast.Graph.of(post), post
         self.batches = [key for key in self.batches if key in now]
 
     def has_own(self) -> bool:
-        return any(isinstance(b.factor, graph.Factor) for b in self.post.problem.batches)
+        return any(isinstance(b.factor, graph.Factor) for b in self.post.problem.model.batches)
 
     def ahead(self) -> None:
         with warnings.catch_warnings():
@@ -475,7 +475,7 @@ def judged(post: Any, warned: list[Any]) -> Iterator[tuple[str, str]]:
     where, times = sites_of(post)
     total, size = post.problem.added_up(post.state.beliefs, where, times * post.state.sites)
     gap = np.abs(total - post.state.beliefs)
-    for block in post.problem.blocks:
+    for block in post.problem.model.blocks:
         gap[post.problem.at[block.number] + np.arange(2)] = 0.0
     if not (gap <= 1e-300 + ROUNDING * size).all():
         yield "torn", f"beliefs are not priors times sites, by {np.max(gap / (1e-300 + size)):.2g}"
@@ -485,7 +485,7 @@ def sites_of(post: Any) -> tuple[np.ndarray, np.ndarray]:
     """Which belief each number of the sites is about, and how often it counts."""
     problem = post.problem.rest(post.problem.linear())
     where, times = [np.empty(0, dtype=np.intp)], [np.empty(0)]
-    for batch, rows in zip(problem.batches, post.program.rows, strict=True):
+    for batch, rows in zip(problem.model.batches, post.program.rows, strict=True):
         where.append(problem.site_places(batch.select(rows))[0])
         times.append(np.full(len(where[-1]), float(batch.n) if problem.tied else 1.0))
     return np.concatenate(where), np.concatenate(times)

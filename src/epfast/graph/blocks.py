@@ -25,7 +25,7 @@ from epfast.graph.factors import Batch
 from epfast.graph.variables import Index
 from epfast.inference import Sites, Swept
 from epfast.inference.runtime import Tick
-from epfast.schedules import Schedule
+from epfast.schedules import FilledSchedule
 
 
 class BlockPrior(NamedTuple):
@@ -178,7 +178,7 @@ class LinearPart:
     linear model, whose sweeps are products of matrices.
     """
 
-    def __init__(self, prior: BlockPrior, batch: Batch, schedule: Schedule) -> None:
+    def __init__(self, prior: BlockPrior, batch: Batch, schedule: FilledSchedule) -> None:
         self.batch, self.prior = batch, prior
         factor, data = batch.factor, batch.data
         assert isinstance(factor, LinearFactor)
@@ -236,7 +236,7 @@ def linear_sites(batch: Batch, state: Any) -> tuple[Array, Array] | None:
     return pairs.ravel(), sites.log_scale
 
 
-def is_linear(batch: Batch, schedule: Schedule) -> bool:
+def is_linear(batch: Batch, schedule: FilledSchedule) -> bool:
     """Whether a batch is a linear model of its block."""
     if not isinstance(batch.factor, LinearFactor) or len(batch.parts) != 1:
         return False

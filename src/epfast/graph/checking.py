@@ -14,7 +14,8 @@ from epfast.families import Categorical, Dirichlet
 from epfast.graph.catalogue.linear import LinearFactor, log_likelihood_at
 from epfast.graph.factors import HALF_LOG_2PI, expanded, forms_at
 from epfast.graph.marginals import Others
-from epfast.graph.problem import BLOCK, CATEGORICAL, DIRICHLET, GraphProblem, GraphState
+from epfast.graph.model import BLOCK, CATEGORICAL, DIRICHLET, GraphModel
+from epfast.graph.problem import GraphProblem, GraphState
 from epfast.graph.variables import Block, Index, Scales
 from epfast.inference.certificates import Check, check
 from epfast.inference.importance import Proposal
@@ -41,9 +42,12 @@ class GraphProposal(Proposal):
     """
 
     def __init__(self, problem: GraphProblem, state: GraphState) -> None:
-        self.has_moments = bool((problem.families <= 0).all())
-        column, self.size = columns_of(problem)
-        self.width = self.size + int((problem.sizes[problem.families == CATEGORICAL] - 1).sum())
+        model = problem.model
+        self.has_moments = bool((model.families <= 0).all())
+        column, self.size = columns_of(model)
+        self.width = self.size + int(
+            (problem.model.sizes[problem.model.families == CATEGORICAL] - 1).sum()
+        )
         #: for each family its columns, coordinate, natural parameters of the priors, whether these
         #: are proper, and centres and widths of the draws
         self.scalars = []
@@ -58,7 +62,9 @@ class GraphProposal(Proposal):
         self.simplices = []
         # for each entry that is reported its variable, column, category (or -1), mean and variance
         entries: list[tuple[Index | int, Index, Index | int, Array, Array]] = []
-        for family, of, at in Others.of(problem.families, problem.sizes, problem.at, 0).groups:
+        for family, of, at in Others.of(
+            problem.model.families, problem.model.sizes, problem.at, 0
+        ).groups:
             eta, prior = state.beliefs[at], problem.prior[at]
             if not family.is_proper(eta).all():
                 raise ValueError(
@@ -103,7 +109,7 @@ class GraphProposal(Proposal):
         )
         _, columns, self.levels, self.mean, variance = rows[:, np.argsort(rows[0], kind="stable")]
         self.columns, self.sd = columns.astype(np.intp), np.sqrt(variance)
-        batches = (batch for batch in problem.batches if batch.key not in problem.known)
+        batches = (batch for batch in problem.model.batches if batch.key not in problem.in_priors)
         self.batches = [expanded(batch, column) for batch in batches]
 
     def draw(self, z: Array) -> Array:
@@ -147,12 +153,12 @@ class GraphProposal(Proposal):
         return self.mean, self.sd
 
 
-def columns_of(problem: GraphProblem) -> tuple[Index, int]:
+def columns_of(model: GraphModel) -> tuple[Index, int]:
     """The first column of each variable in a table of draws, and the number of all columns."""
-    several = np.where(problem.families == DIRICHLET, problem.sizes, 1)
-    widths = np.where(problem.families == BLOCK, 0, several)
+    several = np.where(model.families == DIRICHLET, model.sizes, 1)
+    widths = np.where(model.families == BLOCK, 0, several)
     column, size = np.cumsum(widths) - widths, int(widths.sum())
-    for block in problem.blocks:
+    for block in model.blocks:
         column[block.number], size = size, size + block.d
     return column, size
 
@@ -178,11 +184,11 @@ class Observations(NamedTuple):
         return self.loss.replicate(h, self.y, rng)
 
 
-def observations(problem: GraphProblem, draws: dict[str, Array]) -> Iterator[Observations]:
+def observations(model: GraphModel, draws: dict[str, Array]) -> Iterator[Observations]:
     """Observations of a graph. draws: (k, ...), of all arrays of variables in their order."""
-    column, size = columns_of(problem)
+    column, size = columns_of(model)
     theta = np.empty((len(next(iter(draws.values()))), size))
-    for made, values in zip(problem.made.values(), draws.values(), strict=True):
+    for made, values in zip(model.variables.values(), draws.values(), strict=True):
         if isinstance(made, Block):
             first = column[made.number]
             theta[:, first : first + made.size] = values.reshape(len(theta), -1)
@@ -191,7 +197,7 @@ def observations(problem: GraphProblem, draws: dict[str, Array]) -> Iterator[Obs
         several = made.width if made.family == "dirichlet" else 1
         columns = column[made.numbers.ravel(), None] + np.arange(several)
         theta[:, columns.ravel()] = own.reshape(len(theta), -1)
-    for batch in problem.batches:
+    for batch in model.batches:
         if type(batch.factor) is LinearFactor:
             h, data = forms_at(expanded(batch, column), theta), batch.data
             yield Observations(f"y{batch.key}", batch.factor.loss, data["y"], h, data["noise"])
@@ -206,7 +212,7 @@ def checked(
 ) -> Check:
     """Check a posterior, see :meth:`epfast.GraphPosterior.check`."""
     proposal = GraphProposal(problem, state)
-    edges = sum(len(batch.terms.variables) for batch in problem.batches)
+    edges = sum(len(batch.terms.variables) for batch in problem.model.batches)
     most = int(MOST_WORK / (proposal.size + edges))
     if _checks.integer("draws", draws, least=100) > most:
         raise ValueError(

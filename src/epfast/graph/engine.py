@@ -34,8 +34,8 @@ from epfast.graph.blocks import (
 from epfast.graph.catalogue.linear import LinearFactor
 from epfast.graph.factors import Batch
 from epfast.graph.limit import FIRST, SLOW, TRIES, Limit
-from epfast.graph.problem import GraphProblem, GraphState, UpdateOrder
-from epfast.graph.sparse_blocks import FormsOnPattern, naturals
+from epfast.graph.problem import GraphProblem, GraphState, UpdateOrder, legal
+from epfast.graph.sparse_blocks import FormsOnPattern, SparseBlockPrior, naturals
 from epfast.graph.variables import Index, LinearForm, Terms
 from epfast.inference import Counts, Sites, Summary, Swept
 from epfast.inference.loop import change
@@ -112,7 +112,7 @@ def for_core(
     is a variable, and their beliefs are one after another from ``slot`` on.
     """
     numbers = [prior.number for prior in problem.priors]
-    edges, about = problem.edges(batch), abouts(batch, numbers, problem.sizes)
+    edges, about = problem.edges(batch), abouts(batch, numbers, problem.model.sizes)
     for k, part in enumerate(about):
         if part.block not in moving:
             slots = slot + 2 * np.arange(batch.n)
@@ -148,7 +148,7 @@ def kept_sites(
     """
     before = start.by_batch
     sites, scales = [], []
-    for batch, rows in zip(problem.batches, program.rows, strict=True):
+    for batch, rows in zip(problem.model.batches, program.rows, strict=True):
         taken = batch.select(rows)
         counts = problem.numbers(taken)
         kept, scale = np.zeros(counts.sum()), np.zeros(batch.n)
@@ -171,7 +171,7 @@ def kept_sites(
 
 def log_integrals(problem: GraphProblem, state: GraphState, batch: Batch) -> Array:
     """Log of the integral of each factor of a batch over the beliefs, (n,)."""
-    problem = problem._replace(schedule=EP())
+    problem = problem._replace(schedule=legal(EP()))
     moving = {
         k: (np.array(q.covariance), np.array(q.mean))
         for k, q in enumerate(state.blocks)
@@ -198,14 +198,16 @@ class GraphEngine:
         self, problem: GraphProblem, watch: LinearForm | None = None, by_parts: bool = True
     ) -> None:
         self.whole = problem
-        self.n_sites = problem.n_factors
-        dense = {k: p for k, p in enumerate(problem.priors) if isinstance(p, BlockPrior)}
+        self.n_sites = problem.model.n_factors
+        priors = dict(enumerate(problem.priors))
+        #: priors of blocks of matrices, by place
+        self.dense = dense = {k: p for k, p in priors.items() if isinstance(p, BlockPrior)}
         self.order_of_matrices = max((prior.d for prior in dense.values()), default=0)
         self.evidence_bound = problem.evidence_bound
         #: engines of blocks that are linear models of their own, by place
         linear = problem.linear() if by_parts else {}
         self.linear = {
-            place: LinearPart(problem.priors[place], problem.batches[k], problem.schedule)
+            place: LinearPart(dense[place], problem.model.batches[k], problem.schedule)
             for place, k in linear.items()
         }
         #: the rest of the problem, for the core
@@ -214,16 +216,16 @@ class GraphEngine:
         self.watch = watch
         #: the last of these distances
         self.distance = FAR
-        self.n_gaussians = problem.n_gaussians
+        self.n_gaussians = problem.model.n_gaussians
         schedule = problem.schedule
-        all_gaussian = problem.n_gaussians == len(problem.families)
+        all_gaussian = problem.model.n_gaussians == len(problem.model.families)
         # long fits reach the same fixed point in fewer sweeps
         slow = watch is None and schedule.tol > 0.0
         self.limit: Limit | None = None
         if slow or (watch is not None and all_gaussian):
             self.limit = self._limit(SLOW if slow else FIRST)
-        self.program = problem.program(problem.order())
-        self.blocks = [k for k in range(len(problem.blocks)) if k not in self.linear]
+        self.program = problem.program(problem.model.order())
+        self.blocks = [k for k in range(len(problem.model.blocks)) if k not in self.linear]
         #: beliefs about blocks of matrices, which a sweep changes in place
         self.moving = {
             k: (np.array(prior.precision), np.array(prior.mean))
@@ -234,7 +236,7 @@ class GraphEngine:
         self.batches: list[core.GraphBatch] = []
         first_site = 0
         #: batches with their factors in the order of updates
-        self.in_order = list(map(Batch.select, problem.batches, self.program.rows))
+        self.in_order = list(map(Batch.select, problem.model.batches, self.program.rows))
         #: for each of them the places in the beliefs of the numbers of its sites
         self.site_places = [problem.site_places(batch)[0] for batch in self.in_order]
         # beliefs about forms over sparse blocks are after those of variables
@@ -251,15 +253,15 @@ class GraphEngine:
         self.slots = np.empty(slot - len(problem.prior))
         #: blocks with a sparse precision, by place
         self.sparse = {
-            k: FormsOnPattern(problem.priors[k], [part for part in self.about if part.block == k])
-            for k in self.blocks
-            if k not in self.moving
+            k: FormsOnPattern(prior, [part for part in self.about if part.block == k])
+            for k, prior in priors.items()
+            if isinstance(prior, SparseBlockPrior)
         }
         self.core, self.pieces = self._runs(self.program.segments)
         #: if all factors read the same beliefs, each batch is one run
         self.together = self._runs(
             np.array(
-                [(k, 0, batch.n) for k, batch in enumerate(problem.batches)], dtype=np.intp
+                [(k, 0, batch.n) for k, batch in enumerate(problem.model.batches)], dtype=np.intp
             ).reshape(-1, 3)
         )
         #: places in the beliefs of the belief about the last form over each block
@@ -269,12 +271,12 @@ class GraphEngine:
         self.others = problem.others()
         self.sharp = any(
             isinstance(batch.factor, LinearFactor) and batch.factor.sharp
-            for batch in problem.batches
+            for batch in problem.model.batches
         )
         prior = problem.prior
-        self.prior_partition = core.compare(prior, prior, problem.n_gaussians)[1]
+        self.prior_partition = core.compare(prior, prior, problem.model.n_gaussians)[1]
         self.prior_partition += self.others.prior_partition(prior)
-        self.block_priors = tuple(self._prior_of(k) for k in range(len(problem.blocks)))
+        self.block_priors = tuple(self._prior_of(k) for k in range(len(problem.model.blocks)))
         self.prior_partition += sum(self.block_priors[k].partition for k in self.moving)
         #: whether all factors are updated together from the first sweep on
         self.starts_together = schedule.order == "parallel" or (
@@ -289,9 +291,9 @@ class GraphEngine:
         return Limit(self.n_gaussians, first, TRIES if self.problem.sparse else 1)
 
     def _prior_of(self, k: int) -> Any:
-        block = self.problem.priors[k]
         if k in self.sparse:  # it may be flat
             return None
+        block = self.dense[k]
         if k in self.linear:  # its engine has the prior
             return BlockBelief(np.full_like(block.precision, np.nan), block.mean, 0.0)
         belief = prior_belief(block)
@@ -400,7 +402,7 @@ class GraphEngine:
         problem = self.problem
         if problem.schedule.stores == "none":
             return state
-        wide = [k for k in self.moving if is_wide(problem.priors[k], k, self.about)]
+        wide = [k for k in self.moving if is_wide(self.dense[k], k, self.about)]
         if not wide:
             return state
         sites, blocks = state.sites.copy(), list(state.blocks)
@@ -408,7 +410,7 @@ class GraphEngine:
             if about.block in wide:
                 sites[about.at], sites[about.at + 1] = about.first.T
         for k in wide:
-            precision, shift = natural(problem.priors[k], k, self.about, sites)
+            precision, shift = natural(self.dense[k], k, self.about, sites)
             block = belief_of(precision, shift)
             if block is None:
                 return state
@@ -417,7 +419,7 @@ class GraphEngine:
 
     def _resumed(self, part: LinearPart, start: GraphStart) -> Any:
         """The state of a linear model with its sites in an earlier posterior."""
-        alone = self.problem._replace(batches=(part.batch,))
+        alone = self.problem.having((part.batch,))
         rows = UpdateOrder((np.arange(part.batch.n),), self.program.segments)
         kept = None if self.problem.tied else kept_sites(alone, rows, start)
         return part.init(kept, start.state.sweeps)
@@ -435,7 +437,7 @@ class GraphEngine:
             elif self.problem.schedule.stores == "none":
                 blocks[k] = belief_from(*self.moving[k])
             else:
-                blocks[k] = believed(self.problem.priors[k], k, self.about, sites)
+                blocks[k] = believed(self.dense[k], k, self.about, sites)
             if blocks[k] is None:
                 return None
         return tuple(blocks)
@@ -446,7 +448,7 @@ class GraphEngine:
         where = np.concatenate([np.empty(0, dtype=np.intp), *self.site_places])
         if not self.problem.tied:
             return where, None
-        counts = np.array([batch.n for batch in self.problem.batches], dtype=np.float64)
+        counts = np.array([batch.n for batch in self.problem.model.batches], dtype=np.float64)
         return where, np.repeat(counts, list(map(len, self.site_places)))
 
     def added_up(self, sites: Array) -> Array:
@@ -656,7 +658,7 @@ class GraphEngine:
 
     def _refuse_the_impossible(self) -> None:
         """Raise if a factor excludes all values that its neighbours' beliefs allow."""
-        triples = zip(self.problem.batches, self.program.rows, self.batches, strict=True)
+        triples = zip(self.problem.model.batches, self.program.rows, self.batches, strict=True)
         for batch, rows, made in triples:
             if made.impossible:
                 row = batch.rows[rows[made.impossible - 1]]

@@ -102,9 +102,10 @@ class Batch(NamedTuple):
             labels=None if self.labels is None else self.labels[which],
         )
 
-    def copy(self) -> Batch:
-        """Copy the arrays, since the user may change them before the fit."""
+    def copy(self, key: int) -> Batch:
+        """Copy the arrays, since the user may change them before the fit. key: in the graph."""
         return self._replace(
+            key=key,
             terms=self.terms.select(slice(None)),
             data={name: value.copy() for name, value in self.data.items()},
             rows=self.rows.ravel(),

@@ -15,13 +15,12 @@ from epfast.gaussian.forms.sparse import Pace
 from epfast.gaussian.shards import WarmStart
 from epfast.graph import catalogue
 from epfast.graph.beliefs import BlockBelief
-from epfast.graph.blocks import BlockPrior, LinearPart
+from epfast.graph.blocks import BlockPrior
 from epfast.graph.catalogue.linear import LinearFactor
 from epfast.graph.engine import GraphEngine, GraphStart
 from epfast.graph.factors import Batch, Kind
+from epfast.graph.model import BLOCK, CATEGORICAL, GraphModel
 from epfast.graph.problem import (
-    BLOCK,
-    CATEGORICAL,
     GraphProblem,
     GraphState,
     legal,
@@ -53,6 +52,7 @@ PARTS = (
         BlockPrior,
         GraphProblem,
         GraphState,
+        GraphModel,
         SparseBlockPrior,
         BlockTerms,
         Terms,
@@ -64,8 +64,9 @@ PARTS = (
 )
 #: shapes of the arrays of a posterior, see :func:`epfast.gaussian.files.check_shapes`
 SHAPES = (
-    shapes("problem", families="n", sizes="n", at=Shape("n", more=1))
-    | shapes("problem", times=Shape("n", infinite=True), given="p", prior="p")
+    shapes("problem.model", families="n", sizes="n", natural="p")
+    | shapes("problem.model", times=Shape("n", infinite=True))
+    | shapes("problem", at=Shape("n", more=1), prior="p")
     | shapes("state", beliefs="p", sites="s", log_scale="f")
 )
 OF_BATCHES = shapes("", rows="n", defined="n", labels="n") | shapes(
@@ -84,7 +85,7 @@ def parted(problem: GraphProblem, state: GraphState) -> tuple[GraphState, GraphP
     TypeError
         For factors that the user defined, and for losses and schemes with functions.
     """
-    for batch in problem.batches:
+    for batch in problem.model.batches:
         check_saved(batch)
     linear = tuple(
         WarmStart(model.sites, problem.priors[place].mean, None, int(model.sweeps))
@@ -92,7 +93,7 @@ def parted(problem: GraphProblem, state: GraphState) -> tuple[GraphState, GraphP
     )
     blocks = tuple(belief if isinstance(belief, BlockBelief) else None for belief in state.blocks)
     state = state._replace(linear=linear, blocks=blocks, change=float(state.change))
-    return state, problem._replace(priors=(), known=())
+    return state, problem._replace(priors=(), in_priors=())
 
 
 def check_saved(batch: Batch) -> None:
@@ -160,33 +161,33 @@ def checked(post: Started) -> Started:
     """
     check_shapes(post, SHAPES)
     problem, state = post.problem, post.state
-    families, sizes = problem.families, index(problem.sizes, 2**31)
+    families, sizes = problem.model.families, index(problem.model.sizes, 2**31)
     n, kinds = len(families), index(families, len(FAMILIES), BLOCK)
     wrong = np.where(kinds < CATEGORICAL, sizes != 2, sizes < 2).any()
     if not n or wrong or (problem.at != places(families, sizes)).any():
         raise ValueError("sizes do not fit the families of the variables")
-    blocks = {prior.number: prior.d for prior in problem.blocks}
+    blocks = {prior.number: prior.d for prior in problem.model.blocks}
     if list(blocks) != np.flatnonzero(kinds == BLOCK).tolist():
         raise ValueError("blocks have other numbers")
-    for prior, belief in zip(problem.blocks, state.blocks, strict=True):
+    for prior, belief in zip(problem.model.blocks, state.blocks, strict=True):
         check_shapes(prior, shapes("", precision="d|dd", mean="d"))
         if belief is not None:
             check_shapes(belief, shapes("", covariance="dd", mean="d"))
             if len(belief.mean) != prior.d:
                 raise ValueError(f"the belief about block {prior.number} is of another length")
-    for made in problem.made.values():
+    for made in problem.model.variables.values():
         numbers = made.number if isinstance(made, Block) else made.numbers
         index(np.asarray(numbers), n, ndim=None)
-        problem.check_handle("made", made)
+        problem.model.check_handle("variables", made)
         if isinstance(made, Block) and blocks.get(made.number) != made.size:
             raise ValueError(f"block {made.number} has another shape")
-    for batch in problem.batches:
+    for batch in problem.model.batches:
         check_batch(batch, kinds, sizes, blocks)
     legal(problem.schedule)
     post.problem = problem = problem.with_priors()
-    problem.check(quiet=True)
-    linear = problem.linear()
-    rest = problem.rest(linear)
+    problem.check()
+    problem.check_schedule()
+    rest = problem.rest(problem.linear()).model
     many = sum(len(problem.site_places(batch)[0]) for batch in rest.batches), rest.n_factors
     if (len(state.sites), len(state.log_scale)) != many:
         raise ValueError("sites are not those of the factors")
@@ -198,9 +199,9 @@ def checked(post: Started) -> Started:
         raise ValueError("beliefs about blocks are missing")
     if change is not None and change.shape != engine.slots.shape:
         raise ValueError("the last change is of other forms")
-    begun = tuple(
-        LinearPart(problem.priors[place], problem.batches[k], problem.schedule).engine.init(start)
-        for (place, k), start in zip(linear.items(), state.linear, strict=True)
+    linear = tuple(
+        part.engine.init(start)
+        for part, start in zip(engine.linear.values(), state.linear, strict=True)
     )
-    post.state = engine.complete(state._replace(linear=begun))
+    post.state = engine.complete(state._replace(linear=linear))
     return post

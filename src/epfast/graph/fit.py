@@ -18,13 +18,13 @@ from epfast.graph.catalogue.scale import ScaleFactor
 from epfast.graph.engine import GraphEngine
 from epfast.graph.factors import Kind, bind, name_of
 from epfast.graph.joint import JointEngine, JointGraphPosterior, is_joint
+from epfast.graph.model import BLOCK, GraphModel
 from epfast.graph.posterior import GraphPosterior
 from epfast.graph.priors import Size
 from epfast.graph.problem import (
-    BLOCK,
-    GraphProblem,
     GraphState,
     legal,
+    ready,
 )
 from epfast.graph.training import begun, questions_of, warn_of_operators
 from epfast.graph.variables import Block, Linear, Scales, Variables
@@ -67,7 +67,7 @@ class Graph:
     """
 
     def __init__(self) -> None:
-        self._model = GraphProblem(secrets.token_hex(8))
+        self._model = GraphModel(secrets.token_hex(8))
 
     def __repr__(self) -> str:
         n, factors = len(self._model.families), self._model.n_factors
@@ -404,10 +404,12 @@ class Graph:
     @property
     def variables(self) -> dict[str | int, Variables | Block]:
         """All arrays of variables, by name. Arrays without a name are numbered from 0."""
-        return dict(self._model.made)
+        return dict(self._model.variables)
 
     def _check_name(self, name: str | None) -> None:
-        if name is not None and (not isinstance(name, str) or not name or name in self._model.made):
+        if name is not None and (
+            not isinstance(name, str) or not name or name in self._model.variables
+        ):
             raise ValueError(f"name is {_checks.describe(name)}; allowed: a new string, or None")
 
     def _new(
@@ -437,7 +439,7 @@ class Graph:
                 f"posterior is {_checks.describe(posterior)}; allowed: a GraphPosterior"
             )
         graph = cls()
-        graph._model = posterior.problem
+        graph._model = posterior.problem.model
         return graph
 
     # ---- factors ----
@@ -561,12 +563,12 @@ class Graph:
         """
         _checks.callback(callback)
         _checks.progress(progress)
-        problem = self._model.ready(legal(USUAL if schedule is None else schedule))
+        problem = ready(self._model, legal(USUAL if schedule is None else schedule))
         if start is not None and not isinstance(start, GraphPosterior):
             raise TypeError(
                 f"start is {_checks.describe(start)}; allowed: a GraphPosterior or None"
             )
-        if start is not None and start.problem.graph != self._model.graph:
+        if start is not None and start.problem.model.graph != self._model.graph:
             raise ValueError("start is of another graph; allowed: a posterior of this one")
         if isinstance(start, JointGraphPosterior) and not is_joint(problem):
             raise ValueError(
@@ -579,8 +581,8 @@ class Graph:
                 "schedule EP, SEP or AEP"
             )
 
-        before = () if start is None else start.problem.batches
-        problem = problem._replace(batches=begun(problem.batches, before))
+        before = () if start is None else start.problem.model.batches
+        problem = problem.having(begun(problem.model.batches, before))
 
         joint = is_joint(problem)
         kind = JointGraphPosterior if joint else GraphPosterior
@@ -591,11 +593,10 @@ class Graph:
             post.program = engine.program
             return post
 
-        if watch is not None:
-            watch = problem.form("watch", watch, blocks=False)
-        if joint and watch is not None:
+        watched = None if watch is None else self._model.form("watch", watch, blocks=False)
+        if joint and watched is not None:
             raise ValueError("watch is given with reading='joint'; allowed: None")
-        engine: Any = JointEngine(problem) if joint else GraphEngine(problem, watch)
+        engine: Any = JointEngine(problem) if joint else GraphEngine(problem, watched)
         fit = None
         try:
             fit = run(
@@ -604,10 +605,10 @@ class Graph:
                 start,
                 callback=callback,
                 progress=progress,
-                questions=lambda: questions_of(problem.batches),
+                questions=lambda: questions_of(problem.model.batches),
             )
             warn_of(fit, engine, problem.schedule)
-            warn_of_operators(problem.batches)
+            warn_of_operators(problem.model.batches)
             return result(fit)
         except KeyboardInterrupt as pressed:
             raise interrupted(
@@ -627,7 +628,7 @@ class Graph:
             log p(y_t | y_1, ..., y_t-1). NaN for sites that were refused, and for transitions,
             Gaussian losses and factors of your own.
         """
-        problem = self._model.ready(legal(ADF()))
+        problem = ready(self._model, legal(ADF()))
         if problem.sparse:
             raise ValueError(
                 "the graph has a block with a sparse precision, whose factors are updated "
@@ -637,6 +638,6 @@ class Graph:
             raise ValueError(
                 "the graph has factors with joint sites; allowed for one pass: other factors"
             )
-        problem = problem._replace(batches=begun(problem.batches))
+        problem = problem.having(begun(problem.model.batches))
         log_z = GraphEngine(problem, by_parts=False).one_step_ahead()
-        return {batch.key: part for batch, part in zip(problem.batches, log_z, strict=True)}
+        return {batch.key: part for batch, part in zip(problem.model.batches, log_z, strict=True)}

@@ -38,10 +38,10 @@ def reads_jointly(batch: Batch) -> bool:
 
 def is_joint(problem: GraphProblem) -> bool:
     """Whether a graph has joint sites. Raises if it also has other factors or variables."""
-    joint = [batch for batch in problem.batches if reads_jointly(batch)]
+    joint = [batch for batch in problem.model.batches if reads_jointly(batch)]
     if all(batch.table.shape[1] == 1 for batch in joint):
         return False
-    if len(joint) < len(problem.batches) or problem.families.any():
+    if len(joint) < len(problem.model.batches) or problem.model.families.any():
         raise ValueError(
             "the graph has other variables or factors beside reading='joint'; allowed with it: "
             "Graph.gaussian, and Factor(log_t, LaplaceMessages('joint')) alone"
@@ -111,14 +111,15 @@ class JointEngine:
 
     def __init__(self, problem: GraphProblem) -> None:
         schedule = problem.schedule
-        if not isinstance(schedule, EP) or schedule.power != 1.0 or schedule.order == "parallel":
+        is_ep = issubclass(type(schedule), EP)
+        if not is_ep or schedule.power != 1.0 or schedule.order == "parallel":
             raise ValueError(
                 f"schedule is {_checks.describe(schedule)}; allowed with reading='joint': EP of "
                 "power 1, in sequential order"
             )
         self.problem = problem
-        self.n_sites = problem.n_factors
-        self.order_of_matrices = d = len(problem.families)
+        self.n_sites = problem.model.n_factors
+        self.order_of_matrices = d = len(problem.model.families)
         self.evidence_bound = problem.evidence_bound
         self.tau, self.nu = problem.prior.reshape(d, 2).T
         known = self.tau > 0.0  # flat priors have density 1
@@ -128,15 +129,15 @@ class JointEngine:
         partition = 0.5 * float((nu * nu / tau - np.log(tau)).sum())
         partition -= HALF_LOG_2PI * float((~known).sum())
         self.prior = BlockBelief(np.diag(variance), mean, partition)
-        self.at = [batch.table for batch in problem.batches]
-        self.rows = [FactorRows(batch.data, batch.rows) for batch in problem.batches]
-        factors: list[Any] = [batch.factor for batch in problem.batches]
+        self.at = [batch.table for batch in problem.model.batches]
+        self.rows = [FactorRows(batch.data, batch.rows) for batch in problem.model.batches]
+        factors: list[Any] = [batch.factor for batch in problem.model.batches]
         self.tilted = [
             factor.tilted(("gaussian",) * at.shape[1])
             for factor, at in zip(factors, self.at, strict=True)
         ]
-        starts = np.cumsum([0, *(batch.n for batch in problem.batches)])
-        order = problem.order()
+        starts = np.cumsum([0, *(batch.n for batch in problem.model.batches)])
+        order = problem.model.order()
         self.program = problem.program(order)
         which = np.searchsorted(starts, order, side="right") - 1
         self.order = list(zip(which.tolist(), (order - starts[which]).tolist(), strict=True))
@@ -309,6 +310,6 @@ class JointGraphPosterior(GraphPosterior):
             key if isinstance(key, str) else f"v{key}": draws[:, made.numbers.ravel()].reshape(
                 size, *made.shape
             )
-            for key, made in self.problem.made.items()
+            for key, made in self.problem.model.variables.items()
             if hasattr(made, "numbers")
         }

@@ -71,7 +71,7 @@ class GraphPosterior(Recorded):
         self.reasons: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        n, factors = len(self.problem.families), self.problem.n_factors
+        n, factors = len(self.problem.model.families), self.problem.model.n_factors
         return f"GraphPosterior({n} variables, {factors} factors, converged={self.converged})"
 
     @property
@@ -81,7 +81,7 @@ class GraphPosterior(Recorded):
     @property
     def variables(self) -> dict[str | int, Variables | Block]:
         """All arrays of variables, by name. Arrays without a name are numbered from 0."""
-        return dict(self.problem.made)
+        return dict(self.problem.model.variables)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to an ``.npz`` file, which :func:`epfast.load` reads. Nothing is pickled.
@@ -112,7 +112,7 @@ class GraphPosterior(Recorded):
         Operator or tuple of Operator
             Copies that the fit has trained. The operators that were given are unchanged.
         """
-        return operator_of(self.problem.batches, batch)
+        return operator_of(self.problem.model.batches, batch)
 
     @overload
     def __getitem__(self, variables: Block) -> BlockBelief | SparseBelief: ...
@@ -123,14 +123,14 @@ class GraphPosterior(Recorded):
     def __getitem__(
         self, variables: Variables | Block | str | int
     ) -> Belief | BlockBelief | SparseBelief:
-        if isinstance(variables, str | int) and variables in self.problem.made:
-            variables = self.problem.made[variables]
+        if isinstance(variables, str | int) and variables in self.problem.model.variables:
+            variables = self.problem.model.variables[variables]
         if not isinstance(variables, Variables | Block):
             raise TypeError(
                 f"variables is {_checks.describe(variables)}; allowed: variables of the graph, "
-                f"or one of their names or numbers, {list(self.problem.made)}"
+                f"or one of their names or numbers, {list(self.problem.model.variables)}"
             )
-        self.problem.check_handle("variables", variables)
+        self.problem.model.check_handle("variables", variables)
         if isinstance(variables, Block):
             return self.beliefs.blocks[variables.number].shaped(variables.shape)
         return self.beliefs.of(variables)
@@ -138,7 +138,7 @@ class GraphPosterior(Recorded):
     @property
     def beliefs(self) -> Beliefs:
         """The beliefs, by which factors predict."""
-        numbers = [prior.number for prior in self.problem.blocks]
+        numbers = [prior.number for prior in self.problem.model.blocks]
         blocks = dict(zip(numbers, self.state.blocks, strict=True))
         return Beliefs(self.problem.at, self.state.beliefs, blocks, self._log_z)
 
@@ -150,7 +150,7 @@ class GraphPosterior(Recorded):
 
         Correlations within a block are included. EP keeps no others.
         """
-        return self.beliefs.latent(self.problem.form("form", form))
+        return self.beliefs.latent(self.problem.model.form("form", form))
 
     # ---- predictions ----
 
@@ -247,7 +247,7 @@ class GraphPosterior(Recorded):
                 f"{method} does not exist for the factor {name_of(factor)}; allowed: "
                 + (there or kind.instead)
             )
-        self.problem.check_handles(bind(method, kind, name_of(factor), neighbours, data))
+        self.problem.model.check_handles(bind(method, kind, name_of(factor), neighbours, data))
         prediction: Array = predict(self.beliefs, *neighbours, **data)
         return prediction
 
@@ -312,7 +312,7 @@ class GraphPosterior(Recorded):
         size = _checks.integer("size", size, least=1)
         random = _checks.generator("rng", rng)
         draws = {}
-        for key, made in self.problem.made.items():
+        for key, made in self.problem.model.variables.items():
             name = key if isinstance(key, str) else f"v{key}"
             belief = self[made]
             improper = ValueError(
@@ -372,18 +372,18 @@ class GraphPosterior(Recorded):
         drawn = Drawn(draws)
         if not draws:
             return drawn
-        for one in observations(problem, draws):
+        for one in observations(problem.model, draws):
             drawn.observed_data[one.name] = one.loss.drawable(one.y)
             if "values" in one.loss.gives:
                 drawn.log_likelihood[one.name] = one.log_likelihood()
             with suppress(ValueError):  # losses whose responses cannot be drawn
                 drawn.posterior_predictive[one.name] = one.replicate(rng)
-        if len(drawn.posterior_predictive) == len(problem.batches):
-            blocks: Any = tuple(map(belief_of_prior, problem.with_priors().blocks))
+        if len(drawn.posterior_predictive) == len(problem.model.batches):
+            blocks: Any = tuple(map(belief_of_prior, problem.model.blocks))
             prior_state = self.state._replace(beliefs=problem.prior, blocks=blocks)
             with suppress(ValueError):  # improper priors
                 prior = GraphPosterior(prior_state, problem, False, []).sample(size, rng)
-                for one in observations(problem, prior):
+                for one in observations(problem.model, prior):
                     drawn.prior_predictive[one.name] = one.replicate(rng)
         return drawn
 
@@ -400,7 +400,7 @@ class GraphPosterior(Recorded):
     def program(self) -> UpdateOrder:
         """The order of the sites. A fit sets that of its sweeps."""
         rest = self.problem.rest(self.problem.linear())
-        return rest.program(rest.order())
+        return rest.program(rest.model.order())
 
     @cached_property
     def by_batch(self) -> dict[int, tuple[Index, Index, Array, Array]]:
@@ -409,11 +409,11 @@ class GraphPosterior(Recorded):
         linear = problem.linear()
         by_key, first_site, first = {}, 0, 0
         for k, state in zip(linear.values(), self.state.linear, strict=True):
-            batch = problem.batches[k]
+            batch = problem.model.batches[k]
             theirs = linear_sites(batch, state)
             if theirs is not None:
                 by_key[batch.key] = batch.rows, np.arange(0, 2 * batch.n + 1, 2), *theirs
-        for batch, rows in zip(problem.rest(linear).batches, self.program.rows, strict=True):
+        for batch, rows in zip(problem.rest(linear).model.batches, self.program.rows, strict=True):
             _, starts = problem.site_places(batch.select(rows))
             by_key[batch.key] = (
                 batch.rows[rows],
