@@ -251,6 +251,11 @@ def test_predictions_draws_and_checks():
     np.testing.assert_allclose(draws["v1"].sum(axis=-1), 1.0)
     np.testing.assert_allclose(draws["v1"].mean(axis=0), mean, atol=0.02)
     assert "posterior" in str(post.to_arviz(draws=10))
+    ends = post.credible_interval(confusion, 0.8)
+    assert ends.shape == (*confusion.shape, K, 2)
+    np.testing.assert_allclose(np.quantile(draws["v1"], 0.9, axis=0), ends[..., 1], atol=0.03)
+    with pytest.raises(TypeError, match="variables are categorical; allowed"):
+        post.credible_interval(z)
 
 
 @pytest.mark.parametrize("make", [star, raters])
@@ -403,3 +408,28 @@ def test_equal_priors_of_exchangeable_categories_are_said():
     g.add(Table(P), z[:-1], z[1:])
     g.add(Mixture(z, "gaussian"), list(x), rng.normal(size=9))
     g.fit(epfast.EP(sweeps=2000))  # without a warning
+
+
+def test_the_core_refuses_arrays_that_do_not_fit():
+    from epfast._core.graph_dirichlet import DirichletBatch
+
+    def batch(kind, size, z=None, starts=None):
+        edges = len(kind)
+        starts = np.array([0, edges]) if starts is None else np.array(starts)
+        at = np.concatenate([[0], np.cumsum(size)[:-1]]).astype(np.intp)
+        return DirichletBatch(starts, at, kind, size, z, False, False)
+
+    batch([4, 3], [3, 3])
+    batch([4, 4, 3], [3, 3, 2], np.array([2]))
+    for arguments, said in [
+        (([3, 3], [3, 3]), "not rows, x and z"),
+        (([4], [3]), "not rows, x and z"),
+        (([4, 4, 3], [3, 3, 3], np.array([2])), "differ in their families or sizes"),
+        (([4, 3], [3, 2]), "differ in their families or sizes"),
+        (([4, 4], [3, 2], np.array([0, 0]), [0, 1, 2]), "differ in their families or sizes"),
+        (([4], [3], np.array([3])), "z is not of the categories"),
+        (([4], [3], np.array([-1])), "z is not of the categories"),
+        (([4], [3], np.array([0, 1])), "z is not of the categories"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            batch(*arguments)

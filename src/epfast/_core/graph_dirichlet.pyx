@@ -179,7 +179,9 @@ cdef class DirichletBatch(MomentsBatch):
             own = self.alpha[j] / size
             mean = (1.0 - share) * own + (share * self.alpha[j] + power * w[j]) / large
             self.work[j] = mean
-            total += (1.0 - share) * (own * (1.0 - own) / (size + 1.0) + (own - mean) * (own - mean))
+            total += (1.0 - share) * (
+                own * (1.0 - own) / (size + 1.0) + (own - mean) * (own - mean)
+            )
         for k in range(K):
             if not w[k] > 0.0:
                 continue

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, overload
 
 import numpy as np
+from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array
@@ -390,8 +391,22 @@ class GraphPosterior(Recorded):
         return drawn
 
     def credible_interval(self, variables: Variables, level: float = 0.95) -> Array:
-        """Central credible intervals of Gaussian variables or scales, with their ends last."""
+        """Central credible intervals of variables, with their ends last.
+
+        Of scales and of the probabilities of Dirichlet variables those of the belief, of others
+        those of the Gaussian with the same mean and variance.
+        """
         belief = self[variables]
+        family = belief.family if isinstance(belief, Belief) else "gaussian"
+        if family == "categorical":
+            raise TypeError(
+                "variables are categorical; allowed: variables with numbers (post[h].probabilities "
+                "is all of the belief)"
+            )
+        if isinstance(belief, Belief) and family == "dirichlet":
+            alpha, half = belief.concentration, 0.5 * checked_level(level)
+            rest = alpha.sum(axis=-1, keepdims=True) - alpha
+            return np.stack([special.betaincinv(alpha, rest, 0.5 + s * half) for s in (-1, 1)], -1)
         if isinstance(belief, ScaleBelief):
             half = 0.5 * checked_level(level)
             return np.stack([belief.quantile(0.5 - half), belief.quantile(0.5 + half)], axis=-1)

@@ -269,22 +269,22 @@ class GraphProblem(NamedTuple):
 
     def symmetries(self) -> list[str]:
         """Why EP stays at its start although this is not a mode, each reason once."""
-        n, reasons = len(self.model.families), dict[str, None]()
+        n, batches = len(self.model.families), self.model.batches
         everything = np.ones(n, dtype=bool)
-        alike = [
-            bool(batch.factor.symmetry(batch, self.prior_of, everything))
-            for batch in self.model.batches
-        ]
-        for batch, stays in zip(self.model.batches, alike, strict=True):
-            if not stays:
-                continue
-            # what breaks it: factors of other kinds, and those of its kind that are not alike
-            alone = everything.copy()
-            for other, same in zip(self.model.batches, alike, strict=True):
-                if not same or type(other.factor) is not type(batch.factor):
-                    alone[other.terms.variables] = False
-            reasons[batch.factor.symmetry(batch, self.prior_of, alone)] = None
-        return [reason for reason in reasons if reason]
+        stays = [batch.factor.symmetry(batch, self.prior_of, everything) != "" for batch in batches]
+        kinds = {type(batch.factor) for batch in batches}
+        #: for each kind which variables have factors that break its symmetry: those of other
+        #: kinds, and its own that have none
+        broken = {kind: np.zeros(n, dtype=bool) for kind in kinds}
+        for batch, same in zip(batches, stays, strict=True):
+            for kind in kinds - ({type(batch.factor)} if same else set()):
+                broken[kind][batch.terms.variables] = True
+        reasons = (
+            batch.factor.symmetry(batch, self.prior_of, ~broken[type(batch.factor)])
+            for batch, same in zip(batches, stays, strict=True)
+            if same
+        )
+        return [reason for reason in dict.fromkeys(reasons) if reason]
 
     @property
     def tied(self) -> bool:
