@@ -85,6 +85,8 @@ OTHERS = {
     "gaussian.engine.CONTRACTION": "a step",
     "gaussian.engine.STALLED": "a step",
     "gaussian.orders.FEW_ROWS": "an order",
+    "gaussian.orders.LANE_BYTES": "most bytes of the sums of all lanes",
+    "gaussian.orders.ROWS_OF_SUM": "rows that pay for the sum of a lane",
     "gaussian.orders.NARROW": "columns up to which blocks are of BLOCK rows",
     "gaussian.orders.ROWS_PER_DIMENSION": "an order",
     "gaussian.forms.diagonal.WARM_UP_NUMBERS": "rows that settle first, which are the algorithm",

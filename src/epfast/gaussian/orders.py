@@ -186,7 +186,7 @@ def layout_of(problem: Problem, visits: Indices) -> Layout:
 
 
 def nonzeros_of(rows: CSR) -> Indices:
-    """Of each row."""
+    """Count the stored entries of each row."""
     return np.diff(rows.indptr).astype(np.intp)
 
 

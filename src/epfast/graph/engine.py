@@ -189,7 +189,7 @@ def log_integrals(problem: GraphProblem, state: GraphState, batch: Batch) -> Arr
     return log_z
 
 
-class Working(NamedTuple):
+class SweepArrays(NamedTuple):
     """The arrays of a sweep: beliefs before it, and what it changes."""
 
     before: Array
@@ -566,16 +566,16 @@ class GraphEngine:
         damping: float = self.problem.schedule.damping * state.damping
         return damping * SHARED_DAMPING if shared else damping
 
-    def _begin(self, state: GraphState, keep: bool) -> Working:
+    def _begin(self, state: GraphState, keep: bool) -> SweepArrays:
         """The arrays of the sweep: copies, or those of the state if it is not needed again."""
         stores = self.problem.schedule.stores != "none"
         if self._is_in_order(state) and not keep and not self.blocks:
             # between two runs beliefs are the sums of priors and sites
             np.copyto(self.before, state.beliefs)
-            work = Working(self.before, state.beliefs, state.sites, state.log_scale)
+            work = SweepArrays(self.before, state.beliefs, state.sites, state.log_scale)
         else:
             copies = (x.copy() for x in (state.beliefs, state.sites, state.log_scale))
-            work = Working(state.beliefs, *copies)
+            work = SweepArrays(state.beliefs, *copies)
         if state.sweeps and state.sweeps % REFRESH == 0 and stores:
             np.copyto(work.beliefs, self.added_up(work.sites))
         if not stores:
@@ -583,7 +583,7 @@ class GraphEngine:
         self._move_blocks(state.blocks)
         return work
 
-    def _run(self, state: GraphState, work: Working, tick: Tick) -> tuple[Working, Pace]:
+    def _run(self, state: GraphState, work: SweepArrays, tick: Tick) -> tuple[SweepArrays, Pace]:
         """Update all factors once."""
         schedule, damping = self.problem.schedule, self._damping(state)
         before, beliefs, sites, scale = work
@@ -605,7 +605,7 @@ class GraphEngine:
         return work._replace(beliefs=beliefs[: len(before)].copy()), pace
 
     def _measure(
-        self, state: GraphState, work: Working, blocks: tuple[Any, ...], pace: Pace
+        self, state: GraphState, work: SweepArrays, blocks: tuple[Any, ...], pace: Pace
     ) -> tuple[float, float]:
         """How far the sweep moved beliefs, and the sum of their log partition functions.
 
@@ -627,7 +627,7 @@ class GraphEngine:
         partition += sum(blocks[k].partition for k in self.blocks)
         return distance, partition
 
-    def _watched(self, work: Working, moved: float, looks: bool) -> float:
+    def _watched(self, work: SweepArrays, moved: float, looks: bool) -> float:
         """How far watched forms moved, or beliefs where these are not looked at."""
         assert self.watch is not None
         if not looks:
@@ -642,7 +642,7 @@ class GraphEngine:
     def _next(
         self,
         state: GraphState,
-        work: Working,
+        work: SweepArrays,
         blocks: tuple[Any, ...],
         pace: Pace,
         moved: float,
@@ -767,7 +767,9 @@ class GraphEngine:
         parts = np.split(log_z, np.cumsum([len(order) for order in rows])[:-1])
         return tuple(part[np.argsort(order)] for part, order in zip(parts, rows, strict=True))
 
-    def _accepted(self, state: GraphState, work: Working) -> tuple[Working, tuple[Any, ...], bool]:
+    def _accepted(
+        self, state: GraphState, work: SweepArrays
+    ) -> tuple[SweepArrays, tuple[Any, ...], bool]:
         """The result of a sweep if it is proper, else after halving the step until it is.
 
         Returns it, beliefs about blocks, and whether it was the whole step.
