@@ -189,6 +189,10 @@ def log_integrals(problem: GraphProblem, state: GraphState, batch: Batch) -> Arr
     return log_z
 
 
+#: beliefs about blocks; those of linear models are their engines'
+Blocks = tuple[Any, ...]
+
+
 class SweepArrays(NamedTuple):
     """The arrays of a sweep: beliefs before it, and what it changes."""
 
@@ -430,7 +434,7 @@ class GraphEngine:
         kept = None if self.problem.tied else kept_sites(alone, rows, start)
         return part.init(kept, start.state.sweeps)
 
-    def _of_blocks(self, state: GraphState, sites: Array) -> tuple[Any, ...] | None:
+    def _of_blocks(self, state: GraphState, sites: Array) -> Blocks | None:
         """Beliefs about blocks as priors times sites. None if one is improper.
 
         Beliefs about linear models are unchanged, since their engines have them.
@@ -605,7 +609,7 @@ class GraphEngine:
         return work._replace(beliefs=beliefs[: len(before)].copy()), pace
 
     def _measure(
-        self, state: GraphState, work: SweepArrays, blocks: tuple[Any, ...], pace: Pace
+        self, state: GraphState, work: SweepArrays, blocks: Blocks, pace: Pace
     ) -> tuple[float, float]:
         """How far the sweep moved beliefs, and the sum of their log partition functions.
 
@@ -643,7 +647,7 @@ class GraphEngine:
         self,
         state: GraphState,
         work: SweepArrays,
-        blocks: tuple[Any, ...],
+        blocks: Blocks,
         pace: Pace,
         moved: float,
         distance: float,
@@ -725,7 +729,7 @@ class GraphEngine:
                     "values of the variables fulfil (for example small numbers in place of 0)"
                 )
 
-    def _move_blocks(self, blocks: tuple[Any, ...]) -> None:
+    def _move_blocks(self, blocks: Blocks) -> None:
         """Set the beliefs about blocks at which the next sweep begins."""
         for k, (covariance, mean) in self.moving.items():
             np.copyto(covariance, blocks[k].covariance)
@@ -767,9 +771,7 @@ class GraphEngine:
         parts = np.split(log_z, np.cumsum([len(order) for order in rows])[:-1])
         return tuple(part[np.argsort(order)] for part, order in zip(parts, rows, strict=True))
 
-    def _accepted(
-        self, state: GraphState, work: SweepArrays
-    ) -> tuple[SweepArrays, tuple[Any, ...], bool]:
+    def _accepted(self, state: GraphState, work: SweepArrays) -> tuple[SweepArrays, Blocks, bool]:
         """The result of a sweep if it is proper, else after halving the step until it is.
 
         Returns it, beliefs about blocks, and whether it was the whole step.
