@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from scipy import linalg
@@ -171,6 +171,16 @@ def belief_from(covariance: Array, mean: Array) -> BlockBelief | None:
 # ---- blocks that are linear models ----
 
 
+class LinearState(Protocol):
+    """What is read of the state of a linear model."""
+
+    @property
+    def sites(self) -> Sites | None: ...
+
+    @property
+    def sweeps(self) -> int: ...
+
+
 class LinearPart:
     """A block and its factors, fitted by the engine of :func:`epfast.fit_linear`.
 
@@ -191,10 +201,10 @@ class LinearPart:
         chosen = choose(Request(loss, factor.scheme, schedule=schedule))
         normal = prior_of(prior.precision, prior.mean, True)
         self.problem = chosen.problem(Data(rows, y), normal)
-        self.engine: Any = engine_of(self.problem)
+        self.engine = engine_of(self.problem)
         self.own_sites = schedule.stores == "factor"
 
-    def init(self, kept: tuple[Array, Array] | None, sweeps: int) -> Any:
+    def init(self, kept: tuple[Array, Array] | None, sweeps: int) -> LinearState:
         """The state before the first sweep, with known sites unless they make it improper.
 
         kept: sites and log scales as those of :func:`linear_sites`.
@@ -210,21 +220,23 @@ class LinearPart:
             own = Sites(tau / (a * a), nu / a, log_scale)
             start = WarmStart(own, self.prior.mean, None, sweeps)
             with contextlib.suppress(ValueError, FloatingPointError):
-                return self.engine.init(start)
-        return self.engine.init(None)
+                resumed: LinearState = self.engine.init(start)
+                return resumed
+        state: LinearState = self.engine.init(None)
+        return state
 
-    def sweep(self, state: Any, keep: bool, tick: Tick) -> Swept[Any]:
+    def sweep(self, state: LinearState, keep: bool, tick: Tick) -> Swept[LinearState]:
         """One sweep. keep: leave the old state unchanged."""
-        swept: Swept[Any] = self.engine.sweep(state, keep, tick)
+        swept: Swept[LinearState] = self.engine.sweep(state, keep, tick)
         return swept
 
-    def belief(self, state: Any, hurry: bool = False) -> BlockBelief:
+    def belief(self, state: LinearState, hurry: bool = False) -> BlockBelief:
         """The belief about the block. O(d^3)."""
         moments = with_moments(self.engine.finish(state, hurry))
         return BlockBelief(moments.covariance, moments.mean, 0.0)
 
 
-def linear_sites(batch: Batch, state: Any) -> tuple[Array, Array] | None:
+def linear_sites(batch: Batch, state: LinearState) -> tuple[Array, Array] | None:
     """Sites of a :class:`LinearPart` about the form of each factor, (2 n,), and log scales, (n,).
 
     None if factors share sites, or if no sites are stored.

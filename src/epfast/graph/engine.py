@@ -23,6 +23,7 @@ from epfast.graph.blocks import (
     About,
     BlockPrior,
     LinearPart,
+    LinearState,
     abouts,
     belief_from,
     belief_of,
@@ -269,10 +270,6 @@ class GraphEngine:
         first = problem.at[np.array(numbers, dtype=np.intp)]
         self.of_forms = (first[:, None] + np.arange(2)).ravel()
         self.others = problem.others()
-        self.sharp = any(
-            isinstance(batch.factor, LinearFactor) and batch.factor.sharp
-            for batch in problem.model.batches
-        )
         prior = problem.prior
         self.prior_partition = core.compare(prior, prior, problem.model.n_gaussians)[1]
         self.prior_partition += self.others.prior_partition(prior)
@@ -417,7 +414,7 @@ class GraphEngine:
             blocks[k] = block
         return state._replace(sites=sites, blocks=tuple(blocks))
 
-    def _resumed(self, part: LinearPart, start: GraphStart) -> Any:
+    def _resumed(self, part: LinearPart, start: GraphStart) -> LinearState:
         """The state of a linear model with its sites in an earlier posterior."""
         alone = self.problem.having((part.batch,))
         rows = UpdateOrder((np.arange(part.batch.n),), self.program.segments)
@@ -441,6 +438,12 @@ class GraphEngine:
             if blocks[k] is None:
                 return None
         return tuple(blocks)
+
+    @cached_property
+    def sharp(self) -> bool:
+        """Whether moments of some factors change sharply, as those of quick Laplace."""
+        factors = [batch.factor for batch in self.problem.model.batches]
+        return any(isinstance(factor, LinearFactor) and factor.sharp for factor in factors)
 
     @cached_property
     def places(self) -> tuple[Index, Array | None]:
@@ -498,7 +501,7 @@ class GraphEngine:
             return swept
         pairs = zip(self.linear.values(), state.linear, strict=True)
         others = [part.sweep(old, keep, tick) for part, old in pairs]
-        every = [swept, *others]
+        every: list[Swept[GraphState] | Swept[LinearState]] = [swept, *others]
         counts = (part.counts for part in every)
         refused, failed = map(sum, zip(*(count[:2] for count in counts), strict=True))
         return swept._replace(

@@ -241,6 +241,7 @@ def takes(call: Callable[..., Batch | Array], first: int) -> inspect.Signature:
 
 def bind(
     method: str,
+    call: Callable[..., Batch | Array],
     kind: Kind,
     name: str,
     neighbours: tuple[Argument, ...],
@@ -248,12 +249,10 @@ def bind(
 ) -> dict[str, Argument]:
     """The arguments of ``add`` or a prediction by name. Refuses those that it does not take.
 
-    Variables that the factor itself has are among them. name: that of the factor in messages.
+    Variables that the factor itself has are among them. call: the function of its class. name: that
+    of the factor in messages.
     """
-    if method == "add":
-        signature = takes(type(kind).attach, 1)
-    else:  # after the beliefs
-        signature = takes(getattr(type(kind), method), 2)
+    signature = takes(call, 1 if method == "add" else 2)  # predictions have the beliefs, too
     try:
         bound = signature.bind(*neighbours, **data)
     except TypeError as error:

@@ -87,12 +87,12 @@ def parted(problem: GraphProblem, state: GraphState) -> tuple[GraphState, GraphP
     """
     for batch in problem.model.batches:
         check_saved(batch)
-    linear = tuple(
+    starts = tuple(
         WarmStart(model.sites, problem.priors[place].mean, None, int(model.sweeps))
         for place, model in zip(problem.linear(), state.linear, strict=True)
     )
     blocks = tuple(belief if isinstance(belief, BlockBelief) else None for belief in state.blocks)
-    state = state._replace(linear=linear, blocks=blocks, change=float(state.change))
+    state = state._replace(linear=(), starts=starts, blocks=blocks, change=float(state.change))
     return state, problem._replace(priors=(), in_priors=())
 
 
@@ -201,7 +201,7 @@ def checked(post: Started) -> Started:
         raise ValueError("the last change is of other forms")
     linear = tuple(
         part.engine.init(start)
-        for part, start in zip(engine.linear.values(), state.linear, strict=True)
+        for part, start in zip(engine.linear.values(), state.starts, strict=True)
     )
-    post.state = engine.complete(state._replace(linear=linear))
+    post.state = engine.complete(state._replace(linear=linear, starts=()))
     return post

@@ -482,7 +482,9 @@ class Graph:
         - Other names, such as "probit", have the parameters of their class.
         """
         kind, key = kind_of(factor), self._model.added
-        self._model.check_handles(bind("add", kind, name_of(factor), neighbours, data))
+        self._model.check_handles(
+            bind("add", type(kind).attach, kind, name_of(factor), neighbours, data)
+        )
         batch = kind.attach(*neighbours, **data)
         self._model = self._model.with_batch(batch)
         return key

@@ -241,15 +241,17 @@ class GraphPosterior(Recorded):
     ) -> Array:
         """The prediction of a factor. Errors list the predictions of its kind."""
         kind = kind_of(factor)
-        predict = getattr(kind, method, None)
+        predict = getattr(type(kind), method, None)
         if predict is None:
             there = ", ".join(known for known in METHODS if hasattr(kind, known))
             raise ValueError(
                 f"{method} does not exist for the factor {name_of(factor)}; allowed: "
                 + (there or kind.instead)
             )
-        self.problem.model.check_handles(bind(method, kind, name_of(factor), neighbours, data))
-        prediction: Array = predict(self.beliefs, *neighbours, **data)
+        self.problem.model.check_handles(
+            bind(method, predict, kind, name_of(factor), neighbours, data)
+        )
+        prediction: Array = predict(kind, self.beliefs, *neighbours, **data)
         return prediction
 
     def check(self, draws: int = 20_000, rng: np.random.Generator | int | None = 0) -> Check:

@@ -13,7 +13,9 @@ from epfast import _checks
 from epfast._arrays import AnyArray, Array
 from epfast._core.graph import compare, runs
 from epfast.gaussian.forms.sparse import Pace
-from epfast.graph.blocks import BlockPrior, is_linear
+from epfast.gaussian.shards import WarmStart
+from epfast.graph.blocks import BlockPrior, LinearState, is_linear
+from epfast.graph.catalogue.linear import LinearFactor
 from epfast.graph.factors import Batch, Edges
 from epfast.graph.marginals import Others
 from epfast.graph.model import CATEGORICAL, GraphModel
@@ -128,11 +130,13 @@ class GraphState(NamedTuple):
     grown: int = 0
     #: damping beside that of the schedule, which is lower after sweeps that diverged
     damping: float = 1.0
-    #: beliefs about blocks, of :class:`epfast.graph.blocks.BlockBelief` or
-    #: :class:`epfast.graph.sparse_blocks.SparseBelief`
+    #: beliefs about blocks, of :class:`epfast.graph.beliefs.BlockBelief` or
+    #: :class:`epfast.graph.beliefs.SparseBelief`
     blocks: tuple[Any, ...] = ()
     #: states of blocks that are linear models, see :class:`epfast.graph.blocks.LinearPart`
-    linear: tuple[Any, ...] = ()
+    linear: tuple[LinearState, ...] = ()
+    #: their sites in a file, which states follow from
+    starts: tuple[WarmStart, ...] = ()
     #: of forms over blocks with a sparse precision
     pace: Pace = Pace()
 
@@ -252,7 +256,8 @@ class GraphProblem(NamedTuple):
         seen = self.seen()
         for reason in self.symmetries():
             warn_user(reason, DataWarning)
-        found = [getattr(batch.factor, "loss", None) for batch in self.model.batches]
+        factors = [batch.factor for batch in self.model.batches]
+        found = [factor.loss for factor in factors if isinstance(factor, LinearFactor)]
         for loss in {repr(one): one for one in found}.values():
             note_working(loss)
         if not seen.all():
