@@ -138,15 +138,11 @@ class Category(Kind):
             blind = not np.ptp(etas, axis=2).any() and (etas == etas[:, :1]).all()
         if not blind:
             return ""
-        also, instead = "", "give the probabilities different concentrations"
-        if rows > 1:
-            also = ", and so have the rows of a Table"
-            instead = (
-                "give the rows different priors (those of a confusion matrix favour the diagonal)"
-            )
         return (
-            f"the categories of a variable have equal priors{also}; a permutation of them is equally "
-            f"probable, and EP stays where all are alike; {instead}"
+            "the categories of a variable have equal priors, and so have the probabilities that "
+            "they choose from; a permutation of the categories is equally probable, and EP stays "
+            "where all are alike; give the probabilities different priors (the rows of a confusion "
+            "matrix favour the diagonal)"
         )
 
     def predict_proba(self, q: Beliefs) -> Array:
