@@ -68,12 +68,12 @@ def check(post):
     if problem.schedule.stores == "none":
         return
     total = problem.prior.copy()
-    for batch, rows in zip(problem.batches, post.program.rows, strict=True):
+    for batch, rows in zip(problem.model.batches, post.program.rows, strict=True):
         _, starts, sites, _ = post.by_batch[batch.key]
         assert len(sites) == starts[-1]
         where = problem.site_places(batch.select(rows))[0]
         times = batch.n if problem.tied else 1
-        total += np.bincount(where, times * sites, len(total))
+        total += np.bincount(where, times * sites[: len(where)], len(total))
     size = 1.0 + np.abs(total).max()
     np.testing.assert_allclose(state.beliefs, total, rtol=1e-9, atol=1e-9 * size)
 

@@ -32,7 +32,7 @@ def test_the_fit_is_that_of_one_batch():
     np.testing.assert_allclose(other[t].mean, post[s].mean, atol=1e-11)
     np.testing.assert_allclose(other[t].variance, post[s].variance, rtol=1e-11)
     assert other.log_evidence == pytest.approx(post.log_evidence, abs=1e-10)
-    assert len(other.problem.joined) == 2
+    assert len(other.problem.model.joined) == 2
     # sites by the batches as they were added
     assert sorted(other.by_batch) == sorted(apart + each)
     rows, starts, sites, _ = post.by_batch[games[0]]

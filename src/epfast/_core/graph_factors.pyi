@@ -5,6 +5,7 @@ from epfast._core.graph import GraphBatch
 from epfast._core.tilted import TiltedMoments
 
 class MomentsBatch(GraphBatch): ...
+class NodesBatch(MomentsBatch): ...
 
 class NoiseBatch(MomentsBatch):
     def __init__(

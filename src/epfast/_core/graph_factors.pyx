@@ -7,7 +7,7 @@ spaced nodes of an analytic function that vanishes at both ends (the trapezoidal
 falls exponentially with their number). Nodes are doubled until nothing changes.
 
 Numbers of the families, as in epfast/families.py: Gaussian (tau, nu), gamma (shape - 1, rate),
-beta (alpha - 1, beta - 1), categorical (logits).
+beta (alpha - 1, beta - 1), categorical (logits), Dirichlet (alpha - 1).
 """
 
 import numpy as np
@@ -19,31 +19,14 @@ from libc.math cimport (
 
 from epfast._core.graph cimport GraphBatch, Update
 from epfast._core.site cimport POINT, SMALLEST
-from epfast._core.special cimport beta_of_logs, log_beta, log_gamma, shape_of_gap
+from epfast._core.special cimport (
+    beta_of_logs, log_beta, log_gamma, log_multivariate_beta, shape_of_gap
+)
 from epfast._core.status cimport CALLBACK_FAILED, OK, Status
 from epfast._core.tilted cimport TiltedMoments
 from epfast._core.vector cimport (
     EPF_COMPOUND, EPF_DENSITY_SUMS, EPF_LOGISTIC, EPF_NOISE, EPF_PRODUCT, epf_density, kernels,
 )
-
-cdef enum Kind:
-    GAUSSIAN
-    GAMMA
-    BETA
-    CATEGORICAL
-
-cdef enum Cavity:
-    PROPER
-    FLAT                        # nothing is known but by this factor
-    IMPROPER
-
-cdef enum Answer:
-    FITTED
-    WAITS                       # there are no moments now
-    ROUGH                       # a message to begin with, where there are no moments
-    FAILED                      # numerical trouble
-    IMPOSSIBLE                  # it allows nothing that the cavities allow
-    STOPPED                     # an exception of a callback
 
 cdef enum:
     MOST_NODES = 1 << 14
@@ -82,7 +65,7 @@ cdef inline bint is_proper(int kind, ptrdiff_t k, const double *eta) noexcept no
     if kind == BETA:
         return eta[0] > -1.0 and eta[1] > -1.0 and isfinite(eta[0]) and isfinite(eta[1])
     for j in range(k):
-        if not isfinite(eta[j]):
+        if not isfinite(eta[j]) or (kind == DIRICHLET and not eta[j] > -1.0):
             return False
     return True
 
@@ -107,6 +90,8 @@ cdef inline double partition(int kind, ptrdiff_t k, const double *eta) noexcept 
         return log_gamma(eta[0] + 1.0) - (eta[0] + 1.0) * log(eta[1])
     if kind == BETA:
         return log_beta(eta[0] + 1.0, eta[1] + 1.0)
+    if kind == DIRICHLET:
+        return log_multivariate_beta(eta, k)
     return log_sum_exp(k, eta)
 
 
@@ -130,8 +115,8 @@ cdef Cavity cavity_of(
             return FLAT
         if not (cavity[0] + 1.0 > SMALLEST * (q[0] + 1.0) and cavity[1] > SMALLEST * q[1]):
             return IMPROPER
-    elif kind == BETA:
-        for j in range(2):
+    elif kind == BETA or kind == DIRICHLET:
+        for j in range(k):
             if not cavity[j] + 1.0 > SMALLEST * (q[j] + 1.0):
                 return IMPROPER
     return PROPER if is_proper(kind, k, cavity) else IMPROPER
@@ -143,17 +128,6 @@ cdef class MomentsBatch(GraphBatch):
     starts: (n + 1,) where the neighbours of each factor begin; at: (edges,) where the natural
     parameters of each neighbour are; kind and size: (edges,) its family and how many those are.
     """
-
-    cdef const ptrdiff_t[::1] starts, at, size
-    cdef const int[::1] kind
-    cdef ptrdiff_t[::1] first       # where the numbers of each edge are among the sites
-    cdef double[::1] cavity, change, step
-    cdef int[::1] known             # of the cavities of this factor: Cavity
-    cdef const double *c            # the cavities and
-    cdef double *g                  # what is to be found: target minus cavity
-    cdef const double *belief       # natural parameters of all variables
-    #: log of the integral: Gaussian cavities normalised, exp(sum of eta u) of the others
-    cdef double lZ
 
     def __init__(
         self, const ptrdiff_t[::1] starts, const ptrdiff_t[::1] at, kind, size, bint tied
@@ -966,7 +940,7 @@ cdef class TableBatch(MomentsBatch):
         return top + log(total) if top > -INFINITY else -INFINITY
 
 
-cdef inline void level(
+cdef void level(
     ptrdiff_t K, double power, double possible, double *message
 ) noexcept nogil:
     """Make the largest log of a message 0, and those that are not above ``possible`` then ZERO."""
