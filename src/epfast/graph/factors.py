@@ -117,7 +117,7 @@ class Batch(NamedTuple):
         """Copy the arrays, since the user may change them before the fit. key: in the graph."""
         return self._replace(
             key=key,
-            terms=self.terms.select(slice(None)),
+            terms=Terms._make(part.copy() for part in self.terms),
             data={name: value.copy() for name, value in self.data.items()},
             rows=self.rows.ravel(),
             parts=tuple(part._replace(rows=part.rows.copy()) for part in self.parts),
@@ -148,7 +148,7 @@ def as_one(batches: list[Batch]) -> Batch:
     labels = [
         z if one.labels is None else one.labels for one, z in zip(batches, zeros, strict=True)
     ]
-    counts = np.concatenate([part.starts[1:] - part.starts[:-1] for part in terms])
+    counts = np.concatenate([part.counts for part in terms])
     variables = np.concatenate([part.variables for part in terms])
     coefficient = np.concatenate([part.coefficient for part in terms])
     return first._replace(
