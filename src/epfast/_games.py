@@ -82,12 +82,16 @@ def csr(entries: Array, columns: Indices, counts: Indices, width: int) -> sparse
     return sparse.csr_array((entries, columns, starts), (len(counts), width))
 
 
+def unwrapped(value: Values | Player) -> ArrayLike | Player:
+    """The array of a column of a frame. Other values as they are."""
+    return value.to_numpy() if hasattr(value, "to_numpy") else value
+
+
 def several(value: Values | Player) -> list[Player] | None:
     """The entries of a list, an array or a column of a frame. None for a single value."""
     if isinstance(value, (str, bytes, Mapping)):
         return None
-    if hasattr(value, "to_numpy"):
-        value = value.to_numpy()
+    value = unwrapped(value)
     if isinstance(value, np.ndarray):
         return list(value.tolist()) if value.ndim else None
     return list(value) if isinstance(value, (list, tuple)) else None
@@ -105,7 +109,7 @@ def one_or_more(value: Values | Player) -> list[Player]:
 
 def plain(values: Values) -> AnyArray:
     """An array. Objects that are all numbers or booleans are converted."""
-    given = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+    given = np.asarray(unwrapped(values))
     return np.array(given.tolist()) if given.dtype == object else given
 
 
@@ -141,16 +145,16 @@ class Reader:
 
     def by_name(self) -> Reader:
         """A copy for more games. Columns that were given as arrays have the names of arguments."""
-        names: dict[str, Values | None] = dict.fromkeys(self.columns)
-        for name in self.given:
-            at = self.columns[name]
-            names[name] = at if isinstance(at, str) else name
+        names: dict[str, Values | None] = {
+            name: at if at is None or isinstance(at, str) else name
+            for name, at in self.columns.items()
+        }
         return Reader(names, dict(self.code), self.dated)
 
     def games(self, games: GamesGiven) -> Games:
         """Read and check games."""
-        asked = {name: at for name, at in self.columns.items() if at is not None}
-        columns = {name: column(games, name, at) for name, at in asked.items()}
+        given = ((name, at) for name, at in self.columns.items() if at is not None)
+        columns = {name: column(games, name, at) for name, at in given}
         sizes = {name: len(part) for name, part in columns.items()}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"columns have different lengths: {sizes}; allowed: a value per game")
@@ -189,7 +193,7 @@ class Reader:
     def _teams(self, columns: dict[str, Column], times: Array) -> Games:
         """Games of teams. K teams make K - 1 rows, each team against the next one by rank."""
         rows: list[tuple[int, bool, float, int]] = []
-        players, entries, counts, shared = [], [], [], []
+        players, entries, shared = [], [], []
         for g, sides in enumerate(columns["teams"]):
             given = several(sides) or []
             sets = list(map(one_or_more, given))
@@ -211,8 +215,7 @@ class Reader:
             own, common = shares_of_noise(np.array([shares[k] @ shares[k] for k in order]))
             shared.append(common)
             for k, (a, b) in enumerate(itertools.pairwise(order)):
-                counts.append(len(who[a]) + len(who[b]))
-                rows.append((g, bool(ranks[a] == ranks[b]), own[k], counts[-1]))
+                rows.append((g, bool(ranks[a] == ranks[b]), own[k], len(who[a]) + len(who[b])))
                 players += [who[a], who[b]]
                 entries += [shares[a], -shares[b]]
         game, draw, noise, size = (np.array(part) for part in zip(*rows, strict=True))
@@ -251,11 +254,11 @@ def numbers_of(name: str, game: int, values: Player, n: int, least: float = -np.
 
 def weights_of(game: int, values: Player, who: list[Indices]) -> list[Array]:
     """Weights of the players of each team of a game."""
-    parts = several(values) or []
-    if len(parts) != len(who):
-        raise ValueError(f"weights has {len(parts)} teams in game {game}; allowed: {len(who)}")
-    pairs = zip(parts, who, strict=True)
-    weights = [numbers_of("weights", game, part, len(side), 0.0) for part, side in pairs]
+    teams = several(values) or []
+    if len(teams) != len(who):
+        raise ValueError(f"weights has {len(teams)} teams in game {game}; allowed: {len(who)}")
+    pairs = zip(teams, who, strict=True)
+    weights = [numbers_of("weights", game, team, len(side), 0.0) for team, side in pairs]
     if not all(share.any() for share in weights):
         raise ValueError(f"weights of a team are all 0 in game {game}; allowed: a weight above 0")
     return weights
@@ -279,7 +282,7 @@ def shares_of_noise(spread: Array) -> tuple[Array, Array]:
 
 def days(name: str, values: Values) -> Array | None:
     """Dates as days since 1970. None for numbers."""
-    given = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+    given = np.asarray(unwrapped(values))
     if given.ndim != 1:
         raise ValueError(f"{name} has shape {given.shape}; allowed: one axis, (n,)")
     if given.dtype.kind in "biufc":
