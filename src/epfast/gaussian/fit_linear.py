@@ -370,7 +370,7 @@ def fit_linear(
         chunks = checked_stream(X, ones is not None, chosen.schedule, **all_rows)
         if posterior is None and chunks.d > FULL_UP_TO:
             chosen = choose(replace(request, posterior="factorized"))
-        data = Data._make((chunks.read_by(chosen.loss), None, None, None))
+        data = Data._make((chunks.read_by(chosen.loss), *NO_ROWS[1:]))
         model = Model(chosen, data, chunks.names)
         shape = (chunks.d,)
     else:
