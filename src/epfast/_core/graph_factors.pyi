@@ -4,9 +4,7 @@ from epfast._core._types import Array
 from epfast._core.graph import GraphBatch
 from epfast._core.tilted import TiltedMoments
 
-class MomentsBatch(GraphBatch): ...
-
-class NoiseBatch(MomentsBatch):
+class NoiseBatch(GraphBatch):
     def __init__(
         self,
         starts: Any,
@@ -19,17 +17,17 @@ class NoiseBatch(MomentsBatch):
         tied: bool,
     ) -> None: ...
 
-class ProductBatch(MomentsBatch):
+class ProductBatch(GraphBatch):
     def __init__(
         self, starts: Any, at: Any, kind: Any, size: Any, noise: Array, z: Array, tied: bool
     ) -> None: ...
 
-class LogisticBatch(MomentsBatch):
+class LogisticBatch(GraphBatch):
     def __init__(
         self, starts: Any, at: Any, kind: Any, size: Any, by_moments: bool, tied: bool
     ) -> None: ...
 
-class CompoundGammaBatch(MomentsBatch):
+class CompoundGammaBatch(GraphBatch):
     def __init__(
         self,
         starts: Any,
@@ -41,12 +39,12 @@ class CompoundGammaBatch(MomentsBatch):
         tied: bool,
     ) -> None: ...
 
-class TableBatch(MomentsBatch):
+class TableBatch(GraphBatch):
     def __init__(
         self, starts: Any, at: Any, kind: Any, size: Any, log_p: Array, shape: Any, tied: bool
     ) -> None: ...
 
-class MixtureBatch(MomentsBatch):
+class MixtureBatch(GraphBatch):
     def __init__(
         self,
         starts: Any,

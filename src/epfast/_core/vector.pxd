@@ -272,9 +272,10 @@ cdef extern from "simd/vector.h" nogil:
             const double *mu, const double *v, double *M, double *site_tau, double *site_nu,
             double *found
         ) noexcept nogil
-        ptrdiff_t (*graph_transitions)(
+        ptrdiff_t (*graph_pairs)(
             ptrdiff_t n, double power, double share, double *q, const ptrdiff_t *at,
-            const double *factor, const double *variance, double *sites, double *scale
+            const double *coefficient, const double *y, const double *variance, double *sites,
+            double *scale
         ) noexcept nogil
         void (*graph_cavities)(
             int terms, ptrdiff_t n, double power, const double *q, const ptrdiff_t *at,

@@ -12,7 +12,7 @@ from scipy import sparse
 
 from epfast import _checks
 from epfast._arrays import Array, Given
-from epfast._core.graph import GraphBatch, TransitionBatch
+from epfast._core.graph import GraphBatch, InformationBatch
 from epfast.gaussian.sparse import as_csr
 from epfast.graph.factors import (
     Batch,
@@ -49,8 +49,9 @@ class GaussianStep(Kind):
         only_power_1(power, not batch.data["variance"].all(), what)
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
-        places = edges.at.reshape(-1, 2)
-        return TransitionBatch(places, batch.data["factor"], batch.data["variance"])
+        factor, variance = batch.data["factor"], batch.data["variance"]
+        a = np.stack([-factor, np.ones(batch.n)], axis=1).ravel()
+        return InformationBatch(edges.starts, edges.at, a, np.zeros(batch.n), variance, tied)
 
     def log_density(self, batch: Batch, theta: Array) -> Array:
         check_spread(batch)

@@ -279,13 +279,14 @@ typedef struct {
                             double curvature, const double *mu, const double *v, double *M,
                             double *site_tau, double *site_nu, double *found);
 
-    /* Factors of a graph that share no variable, in sequential order: see graph.h. Transitions at (n, 2);
-     * forms of 1 to 3 terms, at and coefficient (n, terms), cavity EPF_GRAPH_CAVITY numbers a term. m, v and
-     * the triple have room for whole vectors. Return how many factors were refused. found of compare: square of
-     * the largest move, largest ratio of precisions, sum of log partition functions. */
-    ptrdiff_t (*graph_transitions)(ptrdiff_t n, double power, double share, double *q, const ptrdiff_t *at,
-                                   const double *factor, const double *variance, double *sites,
-                                   double *scale);
+    /* Factors of a graph that share no variable, in sequential order: see graph.h. Pairs are Gaussians
+     * N(y; h, variance) of forms of 2 terms; other forms have 1 to 3 terms; at and coefficient (n, terms), cavity
+     * EPF_GRAPH_CAVITY numbers a term. m, v and the triple have room for whole vectors. Return how many factors
+     * were refused. found of compare: square of the largest move, largest ratio of precisions, sum of log
+     * partition functions. */
+    ptrdiff_t (*graph_pairs)(ptrdiff_t n, double power, double share, double *q, const ptrdiff_t *at,
+                             const double *coefficient, const double *y, const double *variance,
+                             double *sites, double *scale);
     void (*graph_cavities)(int terms, ptrdiff_t n, double power, const double *q, const ptrdiff_t *at,
                            const double *coefficient, const double *offset, const double *noise,
                            const double *sites, double *cavity, double *m, double *v);
