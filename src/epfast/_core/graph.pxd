@@ -70,6 +70,14 @@ cdef class GraphBatch:
     cdef Status update(
         self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t count
     ) noexcept nogil
+    cdef bint mixed_cavities(
+        self, const Update *how, const double *site, ptrdiff_t i, double *cavity, double *change,
+        int *known
+    ) noexcept nogil
+    cdef bint mixed_steps(
+        self, const Update *how, const double *site, ptrdiff_t i, double *cavity, double *change,
+        const int *known, double *g, double *ratio
+    ) noexcept nogil
     cdef void tell(self, double *log_Z, ptrdiff_t first, ptrdiff_t count) noexcept nogil
     cdef double mass(self, ptrdiff_t e, ptrdiff_t base) noexcept nogil
     cdef Status run(

@@ -419,38 +419,26 @@ cdef void find_cavities(
     cdef const ptrdiff_t *starts = &batch.starts[first]
     cdef const ptrdiff_t *at = &batch.at[0]
     cdef const double *site = sites
-    cdef ptrdiff_t i, j, e, size, k
+    cdef ptrdiff_t i, k, numbers
     cdef int *known = &batch.cavities[0]
     cdef double *cavity = &batch.cavity[0]
     cdef double *change = &batch.change[0]
     cdef bint fine
     for i in range(count):
-        fine, k = True, starts[i + 1] - starts[i]
+        k = starts[i + 1] - starts[i]
+        numbers = number(batch, starts[i + 1]) - number(batch, starts[i])
         if batch.tied:
             site = sites
         if batch.gaussian:
             fine = gaussian_cavities(
                 k, how.power, how.q, at + starts[i], site, cavity, change, known
             )
-            known += k
-            cavity += 2 * k
-            change += 2 * k
-            site += 2 * k
-        for e in range(starts[i], starts[i] if batch.gaussian else starts[i + 1]):
-            size = batch.size[e]
-            if batch.kind[e] == GAUSSIAN:
-                gaussian_cavities(1, how.power, how.q, at + e, site, cavity, change, known)
-            else:
-                known[0] = other_cavity(
-                    batch.kind[e], size, how.power, how.q + at[e], site, cavity
-                )
-                for j in range(size):
-                    change[j] = 0.0
-            fine = fine and known[0] != IMPROPER
-            known += 1
-            cavity += size
-            change += size
-            site += size
+        else:
+            fine = batch.mixed_cavities(how, site, first + i, cavity, change, known)
+        known += k
+        cavity += numbers
+        change += numbers
+        site += numbers
         batch.answer[i] = FITTED if fine or batch.takes_improper else NO_CAVITY
         batch.log_integral[i] = NAN
 
@@ -461,7 +449,7 @@ cdef void find_steps(
     """Steps of the sites of factors, in place of the changes, and what their log scales lose."""
     cdef const ptrdiff_t *starts = &batch.starts[first]
     cdef const ptrdiff_t *at = &batch.at[0]
-    cdef ptrdiff_t i, e, size, base = starts[0], o, x = 0
+    cdef ptrdiff_t i, base = starts[0], o
     cdef const double *site = sites
     cdef const int *known = &batch.cavities[0] - base
     cdef double *cavity = &batch.cavity[0]
@@ -482,20 +470,9 @@ cdef void find_steps(
                 cavity + o, change + o, g, ratio
             )
         else:
-            fine, x = True, 0
-            for e in range(starts[i], starts[i + 1]):
-                size = batch.size[e]
-                if batch.kind[e] == GAUSSIAN:
-                    fine = fine and gaussian_steps(
-                        1, how, at + e, known + e, site + x, cavity + o + x, change + o + x, g,
-                        ratio
-                    )
-                else:
-                    fine = fine and other_step(
-                        batch.kind[e], size, known[e], how, how.q + at[e], site + x,
-                        cavity + o + x, change + o + x, g
-                    )
-                x += size
+            fine = batch.mixed_steps(
+                how, site, first + i, cavity + o, change + o, known + starts[i], g, ratio
+            )
         if not fine:
             batch.answer[i], ratio[0] = NO_BELIEF, 1.0
     if count == 1:
@@ -627,6 +604,52 @@ cdef class GraphBatch:
         find_steps(self, how, sites, first, count)
         take_steps(self, how, sites + how.away, scale + first, first, count)
         return OK
+
+    cdef bint mixed_cavities(
+        self, const Update *how, const double *site, ptrdiff_t i, double *cavity, double *change,
+        int *known
+    ) noexcept nogil:
+        """Cavities of factor i, with neighbours of several families. False: one is improper."""
+        cdef ptrdiff_t e, j, x = 0, begin = self.starts[i]
+        cdef bint fine = True
+        for e in range(begin, self.starts[i + 1]):
+            if self.kind[e] == GAUSSIAN:
+                gaussian_cavities(
+                    1, how.power, how.q, &self.at[e], site + x, cavity + x, change + x,
+                    known + e - begin
+                )
+            else:
+                known[e - begin] = other_cavity(
+                    self.kind[e], self.size[e], how.power, how.q + self.at[e], site + x, cavity + x
+                )
+                for j in range(x, x + self.size[e]):
+                    change[j] = 0.0
+            fine = fine and known[e - begin] != IMPROPER
+            x += self.size[e]
+        return fine
+
+    cdef bint mixed_steps(
+        self, const Update *how, const double *site, ptrdiff_t i, double *cavity, double *change,
+        const int *known, double *g, double *ratio
+    ) noexcept nogil:
+        """Steps of its sites, see :func:`gaussian_steps`."""
+        cdef ptrdiff_t e, x = 0, begin = self.starts[i]
+        cdef bint fine = True
+        for e in range(begin, self.starts[i + 1]):
+            if not fine:
+                return False
+            if self.kind[e] == GAUSSIAN:
+                fine = gaussian_steps(
+                    1, how, &self.at[e], known + e - begin, site + x, cavity + x, change + x, g,
+                    ratio
+                )
+            else:
+                fine = other_step(
+                    self.kind[e], self.size[e], known[e - begin], how, how.q + self.at[e],
+                    site + x, cavity + x, change + x, g
+                )
+            x += self.size[e]
+        return fine
 
     cdef void tell(self, double *log_Z, ptrdiff_t first, ptrdiff_t count) noexcept nogil:
         """Write log Z of the normalised cavities."""
