@@ -34,6 +34,7 @@ SCRIPTS = {
     "likelihoods.correlated_classes": "correlated_classes",
     "likelihoods.peers": "likelihood_peers",
     "graph.ratings": "ratings",
+    "graph.categories": "categories",
     "dask.accept": "dask_accept",
     "dask.order": "dask_order",
     "history.revisions": "history",

@@ -95,6 +95,7 @@ MEMBERS = {
     "gamma": [[0.0, 1.0], [-0.99, 3.0], [1.5, 1e-4], [1e4, 2.0], [1e6, 1e6]],
     "beta": [[3.0, 7.0], [0.0, 0.0], [-0.99, -0.99], [1e4, 0.5], [-0.99, 1e4], [1e4, 1e4]],
     "categorical": [[0.0, 1.0, -2.0], [-700.0, 3.0, 2.0]],
+    "dirichlet": [[3.0, 7.0, 0.5], [0.0, 0.0, 0.0], [-0.99, 1e4, 0.0], [1e4, 1e4, 2e4]],
 }
 
 
@@ -115,6 +116,9 @@ def exact_partition(family, eta):
         return mpmath.loggamma(a + 1) - (a + 1) * mpmath.log(b)
     if family.name == "beta":
         return mpmath.log(mpmath.beta(a + 1, b + 1))
+    if family.name == "dirichlet":
+        alpha = [mpmath.mpf(x) + 1 for x in eta]
+        return sum(map(mpmath.loggamma, alpha)) - mpmath.loggamma(sum(alpha))
     return mpmath.log(sum(mpmath.exp(x) for x in eta))
 
 
@@ -151,14 +155,22 @@ def test_the_gradient_of_the_log_partition_is_the_mean_of_the_statistics(family)
             else:
                 expected = slope
             # digamma's differences: absolute where the logs themselves are large
-            scale = max(1, *(abs(x) for x in expected)) if family.name == "beta" else 1
+            scale = (
+                max(1, *(abs(x) for x in expected)) if family.name in ("beta", "dirichlet") else 1
+            )
             for value, exact in zip(statistics[i], expected, strict=True):
                 assert abs(value - exact) <= 1e-13 * max(scale, abs(exact)), (row, exact)
 
 
 @pytest.mark.parametrize(
     ("name", "accuracy"),
-    [("gaussian", 1e-15), ("gamma", 2e-9), ("beta", 1e-9), ("categorical", 1e-14)],
+    [
+        ("gaussian", 1e-15),
+        ("gamma", 2e-9),
+        ("beta", 1e-9),
+        ("categorical", 1e-14),
+        ("dirichlet", 1e-8),
+    ],
 )
 def test_matching_finds_the_member_again(name, accuracy):
     """From statistics in 50 digits, rounded."""
@@ -172,6 +184,9 @@ def test_matching_finds_the_member_again(name, accuracy):
                 statistics = [mpmath.digamma(a + 1) - mpmath.log(b), (a + 1) / b]
             elif name == "beta":
                 statistics = [mpmath.digamma(x + 1) - mpmath.digamma(a + b + 2) for x in (a, b)]
+            elif name == "dirichlet":
+                alpha = [mpmath.mpf(x) + 1 for x in eta]
+                statistics = [mpmath.digamma(x) - mpmath.digamma(sum(alpha)) for x in alpha]
             else:
                 top = exact_partition(family, eta)
                 statistics = [mpmath.exp(x - top) for x in eta]
@@ -179,7 +194,7 @@ def test_matching_finds_the_member_again(name, accuracy):
         if name == "categorical":
             np.testing.assert_allclose(found - found[1], eta - eta[1], rtol=1e-13)
             continue
-        less = {"gaussian": [0, 0], "gamma": [1, 0], "beta": [1, 1]}[name]
+        less = {"gaussian": [0, 0], "gamma": [1, 0], "beta": [1, 1], "dirichlet": 1}[name]
         np.testing.assert_allclose(found + less, eta + less, rtol=accuracy)
 
 
@@ -222,6 +237,7 @@ def test_statistics_of_no_member_have_no_match():
     ).all()
     logs = np.array([[-0.1, -0.1], [0.1, -1.0], [np.nan, -1.0], [-np.inf, -1.0]])
     assert np.isnan(families.Beta.matching(logs)).all()
+    assert np.isnan(families.Dirichlet.matching(logs)).all()
     assert np.isnan(families.Gaussian.matching(np.array([[0.0, -1.0]])))[0, 0]
     assert np.isnan(families.Beta.by_moments(np.array([0.5]), np.array([0.3]))).all()
 
@@ -232,6 +248,7 @@ def test_what_is_no_distribution_is_not_proper():
         "gamma": [[-1.0, 1.0], [0.0, 0.0], [0.0, -1.0], [np.inf, 1.0]],
         "beta": [[-1.0, 1.0], [0.0, -2.0], [np.nan, 1.0]],
         "categorical": [[0.0, -np.inf], [np.nan, 1.0]],
+        "dirichlet": [[0.0, -1.0, 2.0], [np.nan, 1.0, 1.0], [1.0, np.inf, 1.0]],
     }
     for name, rows in bad.items():
         assert not families.FAMILIES[name].is_proper(np.array(rows)).any()

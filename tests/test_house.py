@@ -6,6 +6,8 @@ from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 import epfast
 
 TREE = Path(__file__).parents[1] / "src" / "epfast"
@@ -51,9 +53,32 @@ RISE = """state rows files sparse
     / average latent_posterior nearest sparse_posterior wide_posterior
     / fit_linear shrunk_posterior
     / fit_hyper / low_rank / fit_gp / fit_hyper_gp / __init__"""
-RISE = {name: k for k, floor in enumerate(RISE.split("/")) for name in floor.split()}
 FORMS = "kernel nested weights / diagonal nearest sparse stack / __init__"
-FORMS = {name: k for k, floor in enumerate(FORMS.split("/")) for name in floor.split()}
+#: those of operators and of graph, where imports for types go down, too: factors know variables and
+#: beliefs, and neither the graph nor the posterior
+OPERATORS = """messages / learners tilted / importance laplace quadrature / oracles
+    / just_in_time sampled / scheme / __init__"""
+GRAPH = """limit variables / arguments beliefs marginals / factors / learned / own / catalogue
+    / blocks training / sparse_blocks / model / problem / checking engine priors / files / posterior
+    / joint / fit / __init__"""
+
+
+CATALOGUE = """category compound_gamma linear noise product scale steps
+    / between logistic_link mixture table transition walk / __init__"""
+
+
+def floors_of(text):
+    return {name: k for k, floor in enumerate(text.split("/")) for name in floor.split()}
+
+
+#: by folder, and whether files of one floor may import one another
+FLOORS_OF = {
+    ("gaussian",): (floors_of(RISE), True),
+    ("gaussian", "forms"): (floors_of(FORMS), True),
+    ("operators",): (floors_of(OPERATORS), False),
+    ("graph",): (floors_of(GRAPH), False),
+    ("graph", "catalogue"): (floors_of(CATALOGUE), False),
+}
 
 
 def module_of(path):
@@ -99,19 +124,20 @@ def test_imports_go_down():
             assert FLOOR[target[0]] < FLOOR[room], f"{room} imports {target[0]}"
             if target[0] == "gaussian" and room in ("graph", "parametric"):
                 assert set(target[1:2]) & OF_GAUSSIAN, f"{room} imports {target}"
-        elif room == "gaussian":
-            floors, depth = RISE, 1
-            if module[1:2] == target[1:2] == ("forms",):
-                floors, depth = FORMS, 2
-            above, below = ((*name, "__init__")[depth] for name in (module, target))
-            assert floors[below] <= floors[above], f"{module} imports {target}"
+        else:
+            folder = module[:2] if module[:2] == target[:2] and module[:2] in FLOORS_OF else (room,)
+            if folder in FLOORS_OF:
+                floors, level = FLOORS_OF[folder]
+                above, below = ((*name, "__init__")[len(folder)] for name in (module, target))
+                least = floors[below] if level else floors[below] + 1
+                assert least <= floors[above], f"{module} imports {target}"
 
 
-def test_every_file_of_gaussian_has_a_floor():
-    names = {module[1:] for module in MODULES if module[0] == "gaussian"}
-    assert {(*name, "__init__")[0] for name in names} == set(RISE)
-    forms = {(*name[1:], "__init__")[0] for name in names if name[:1] == ("forms",)}
-    assert forms == set(FORMS)
+@pytest.mark.parametrize("folder", FLOORS_OF, ids="/".join)
+def test_every_file_has_a_floor(folder):
+    k = len(folder)
+    names = {(*module[k:], "__init__")[0] for module in MODULES if module[:k] == folder}
+    assert names == set(FLOORS_OF[folder][0])
 
 
 def test_no_class_has_the_name_of_another():

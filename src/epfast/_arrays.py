@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, Self, overload
 
 import numpy as np
@@ -21,6 +21,8 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 #: rows that are selected
 Which = Slice | Indices | NDArray[np.bool_]
+#: a function of the user's: which arguments it takes is said where it is taken
+UserFunction = Callable[..., ArrayLike]
 
 
 class COO(Protocol):

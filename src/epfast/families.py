@@ -12,9 +12,18 @@ from typing import ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from epfast._arrays import Array, Which
-from epfast._core.special import beta_parameters, digammas, gamma_shapes, log_betas, log_gammas
+from epfast._core.special import (
+    beta_parameters,
+    digammas,
+    dirichlet_parameters,
+    gamma_shapes,
+    log_betas,
+    log_gammas,
+    log_multivariate_betas,
+)
 
 _COPY = methodcaller("copy")
 T = TypeVar("T", bound=tuple[Array, ...])
@@ -69,7 +78,7 @@ def copied(a: T) -> T:
 
 
 class Family:
-    """An exponential family: p(x) = exp(eta . u(x) - A(eta)), up to a base measure.
+    """An exponential family: p(x) = exp(eta . s(x) - A(eta)), up to a base measure.
 
     All methods take natural parameters (n, k) and give a number per row, or (n, k).
     """
@@ -103,7 +112,7 @@ class Family:
 
     @staticmethod
     def statistics(eta: Array) -> Array:
-        """What :meth:`matching` takes, of proper members: E[u(x)], or what it is a function of."""
+        """What :meth:`matching` takes, of proper members: E[s(x)], or what it is a function of."""
         raise NotImplementedError
 
     @staticmethod
@@ -125,8 +134,50 @@ class Family:
         raise NotImplementedError
 
 
-class Gaussian(Family):
-    """Scalar Gaussians: precision tau and shift nu = tau mean. U(x) = (-x^2 / 2, x)."""
+class Scalar(Family):
+    """A family of numbers, integrated over and drawn by a coordinate u from -inf to inf.
+
+    u is (m,), or (m, p), with rows of natural parameters eta (m, 2).
+    """
+
+    @staticmethod
+    def x(u: Array) -> Array:
+        """The variable at u."""
+        raise NotImplementedError
+
+    @staticmethod
+    def log_density(eta: Array, u: Array) -> Array:
+        """Log density of u, normalised."""
+        raise NotImplementedError
+
+    @staticmethod
+    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]:
+        """The first two derivatives of the log density, at u (m,)."""
+        raise NotImplementedError
+
+    @staticmethod
+    def location(eta: Array) -> tuple[Array, Array]:
+        """Centre and width of u."""
+        raise NotImplementedError
+
+    @staticmethod
+    def integrands(u: Array, centre: Array) -> tuple[Array, Array]:
+        """Two functions of u, about a centre, whose means give the projection."""
+        raise NotImplementedError
+
+    @staticmethod
+    def units(width: Array) -> tuple[Array, Array]:
+        """How large the integrands are where u varies on this width."""
+        return width, width * width
+
+    @staticmethod
+    def target(first: Array, second: Array, centre: Array) -> Array:
+        """Natural parameters of the projection, by the means of the integrands."""
+        raise NotImplementedError
+
+
+class Gaussian(Scalar):
+    """Scalar Gaussians: precision tau and shift nu = tau mean. Statistics s(x) = (-x^2 / 2, x)."""
 
     name = "gaussian"
     parameters = ("precision", "shift")
@@ -178,6 +229,34 @@ class Gaussian(Family):
     def draw(eta: Array, size: int, rng: np.random.Generator) -> Array:
         return rng.normal(Gaussian.mean(eta), np.sqrt(Gaussian.variance(eta)), (size, len(eta)))
 
+    @staticmethod
+    def x(u: Array) -> Array:
+        return u
+
+    @staticmethod
+    def log_density(eta: Array, u: Array) -> Array:
+        tau, nu = eta.T if u.ndim == 1 else eta.T[:, :, None]
+        d = u - nu / tau
+        return np.asarray(-0.5 * tau * d * d + 0.5 * np.log(tau / (2.0 * np.pi)))
+
+    @staticmethod
+    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]:
+        return eta[:, 1] - eta[:, 0] * u, -eta[:, 0]
+
+    @staticmethod
+    def location(eta: Array) -> tuple[Array, Array]:
+        return eta[:, 1] / eta[:, 0], 1.0 / np.sqrt(eta[:, 0])
+
+    @staticmethod
+    def integrands(u: Array, centre: Array) -> tuple[Array, Array]:
+        d = u - centre
+        return d, d * d
+
+    @staticmethod
+    def target(first: Array, second: Array, centre: Array) -> Array:
+        variance = second - first * first
+        return Gaussian.matching(np.stack([centre + first, variance], axis=1))
+
 
 def _log_gamma(x: Array) -> Array:
     return log_gammas(np.array(x, dtype=np.float64).ravel()).reshape(x.shape)
@@ -187,8 +266,8 @@ def _digamma(x: Array) -> Array:
     return digammas(np.array(x, dtype=np.float64).ravel()).reshape(x.shape)
 
 
-class Gamma(Family):
-    """Gamma variables: shape - 1 and rate. U(x) = (log x, -x)."""
+class Gamma(Scalar):
+    """Gamma variables: shape - 1 and rate. Statistics s(x) = (log x, -x)."""
 
     name = "gamma"
     parameters = ("shape - 1", "rate")
@@ -253,9 +332,55 @@ class Gamma(Family):
     def draw(eta: Array, size: int, rng: np.random.Generator) -> Array:
         return rng.gamma(eta[:, 0] + 1.0, 1.0 / eta[:, 1], (size, len(eta)))
 
+    @staticmethod
+    def x(u: Array) -> Array:
+        return np.asarray(np.exp(np.clip(u, -700.0, 700.0)))
 
-class Beta(Family):
-    """Beta variables: alpha - 1 and beta - 1. U(x) = (log x, log(1 - x))."""
+    @staticmethod
+    def log_density(eta: Array, u: Array) -> Array:
+        shape, rate = eta.T if u.ndim == 1 else eta.T[:, :, None]
+        shape = shape + 1.0
+        d = u - np.log(shape / rate)
+        constant = shape * np.log(shape) - shape - special.gammaln(shape)
+        return np.asarray(constant - shape * (np.expm1(d) - d))
+
+    @staticmethod
+    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]:
+        x = eta[:, 1] * np.exp(u)
+        return eta[:, 0] + 1.0 - x, -x
+
+    @staticmethod
+    def location(eta: Array) -> tuple[Array, Array]:
+        shape, rate = eta[:, 0] + 1.0, eta[:, 1]
+        return special.digamma(shape) - np.log(rate), np.sqrt(special.polygamma(1, shape))
+
+    @staticmethod
+    def integrands(u: Array, centre: Array) -> tuple[Array, Array]:
+        d = u - centre
+        return d, np.expm1(d) - d
+
+    @staticmethod
+    def target(first: Array, second: Array, centre: Array) -> Array:
+        with np.errstate(all="ignore"):
+            rise = np.log1p(second + first)
+            # the gap log E x - E log x without the centre, which would cancel
+            return Gamma.by_gap(np.exp(centre + rise), rise - first)
+
+
+def trigamma(x: Array) -> Array:
+    """The second derivative of log Gamma: the variance of the log of a gamma variable."""
+    return np.asarray(special.zeta(2.0, x))
+
+
+def log_odds(p: Array) -> tuple[Array, Array]:
+    """Means and standard deviations of the log odds of beta variables, (n,) each."""
+    alpha, beta = p.T
+    mean = special.psi(alpha) - special.psi(beta)
+    return mean, np.sqrt(trigamma(alpha) + trigamma(beta))
+
+
+class Beta(Scalar):
+    """Beta variables: alpha - 1 and beta - 1. Statistics s(x) = (log x, log(1 - x))."""
 
     name = "beta"
     parameters = ("alpha - 1", "beta - 1")
@@ -310,6 +435,44 @@ class Beta(Family):
     @staticmethod
     def draw(eta: Array, size: int, rng: np.random.Generator) -> Array:
         return rng.beta(eta[:, 0] + 1.0, eta[:, 1] + 1.0, (size, len(eta)))
+
+    @staticmethod
+    def x(u: Array) -> Array:
+        # never 0 or 1, whose logs times 0 are NaN
+        return np.asarray(np.clip(special.expit(u), 1e-300, 1.0 - 2.0**-53))
+
+    @staticmethod
+    def log_density(eta: Array, u: Array) -> Array:
+        alpha, beta = (eta + 1.0).T if u.ndim == 1 else (eta + 1.0).T[:, :, None]
+        inner = alpha * special.log_expit(u) + beta * special.log_expit(-u)
+        return np.asarray(inner - special.betaln(alpha, beta))
+
+    @staticmethod
+    def derivatives(eta: Array, u: Array) -> tuple[Array, Array]:
+        alpha, beta = (eta + 1.0).T
+        p, q = special.expit(u), special.expit(-u)
+        return alpha * q - beta * p, -(alpha + beta) * p * q
+
+    @staticmethod
+    def location(eta: Array) -> tuple[Array, Array]:
+        return log_odds(eta + 1.0)
+
+    @staticmethod
+    def integrands(u: Array, centre: Array) -> tuple[Array, Array]:
+        # less what they are at the centre: their means have no more digits than that leaves
+        return (
+            special.log_expit(u) - special.log_expit(centre),
+            special.log_expit(-u) - special.log_expit(-centre),
+        )
+
+    @staticmethod
+    def units(width: Array) -> tuple[Array, Array]:
+        return width, width
+
+    @staticmethod
+    def target(first: Array, second: Array, centre: Array) -> Array:
+        logs = [first + special.log_expit(centre), second + special.log_expit(-centre)]
+        return Beta.matching(np.stack(logs, axis=1))
 
 
 def _log_sum(eta: Array) -> Array:
@@ -377,7 +540,73 @@ class Categorical(Family):
         return np.asarray((rng.random((size, len(eta), 1)) > ends).sum(axis=2))
 
 
+class Dirichlet(Family):
+    """Probabilities of K categories: concentrations - 1. U(p) = log p."""
+
+    name = "dirichlet"
+    parameters = ("concentration - 1",)
+    shown = ("concentration",)
+
+    @staticmethod
+    def concentration(eta: Array) -> Array:
+        return np.asarray(eta + 1.0)
+
+    @staticmethod
+    def is_proper(eta: Array) -> NDArray[np.bool_]:
+        return np.asarray((eta > -1.0).all(axis=1) & np.isfinite(eta).all(axis=1))
+
+    @staticmethod
+    def log_partition(eta: Array) -> Array:
+        return log_multivariate_betas(np.array(eta, dtype=np.float64, order="C"))
+
+    @staticmethod
+    def mean(eta: Array) -> Array:
+        """Means of the probabilities, (n, K)."""
+        alpha = eta + 1.0
+        return np.asarray(alpha / alpha.sum(axis=1, keepdims=True))
+
+    @staticmethod
+    def variance(eta: Array) -> Array:
+        """Variances of the probabilities, (n, K)."""
+        alpha = eta + 1.0
+        total, mean = alpha.sum(axis=1, keepdims=True), Dirichlet.mean(eta)
+        return np.asarray(mean * ((total - alpha) / total) / (total + 1.0))
+
+    @staticmethod
+    def statistics(eta: Array) -> Array:
+        """E[log p]."""
+        alpha = eta + 1.0
+        return np.asarray(_digamma(alpha) - _digamma(alpha.sum(axis=1, keepdims=True)))
+
+    @staticmethod
+    def matching(statistics: Array) -> Array:
+        """statistics: E[log p], (n, K). The parameters are right to 1e-8 up to 1e5."""
+        return dirichlet_parameters(np.array(statistics, dtype=np.float64)) - 1.0
+
+    @staticmethod
+    def by_moments(mean: Array, variance: Array) -> Array:
+        """Those with these means, and the sum of these variances."""
+        with np.errstate(all="ignore"):
+            total = (mean * (1.0 - mean)).sum(axis=1) / variance.sum(axis=1) - 1.0
+        total = np.where((variance > 0.0).all(axis=1) & (total > 0.0), total, np.nan)
+        return np.asarray(mean * total[:, None] - 1.0)
+
+    @staticmethod
+    def draw(eta: Array, size: int, rng: np.random.Generator) -> Array:
+        """Probabilities, (size, n, K)."""
+        alpha, shape = eta + 1.0, (size, *eta.shape)
+        # logs of gamma variables, since those themselves may underflow
+        logs = np.log(rng.standard_gamma(alpha + 1.0, shape))
+        logs -= rng.standard_exponential(shape) / alpha
+        logs -= logs.max(axis=2, keepdims=True)
+        p = np.exp(logs)
+        return np.asarray(p / p.sum(axis=2, keepdims=True))
+
+
+#: families of numbers, by their names
+SCALARS: dict[str, type[Scalar]] = {kind.name: kind for kind in (Gaussian, Gamma, Beta)}
 #: families of variables, by their names
 FAMILIES: dict[str, type[Family]] = {
-    kind.name: kind for kind in (Gaussian, Gamma, Beta, Categorical)
+    **SCALARS,
+    **{kind.name: kind for kind in (Categorical, Dirichlet)},
 }

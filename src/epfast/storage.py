@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -46,7 +46,7 @@ from epfast.inference.records import Sites, SweepInfo
 from epfast.losses import Loss
 from epfast.losses.names import LossGiven
 from epfast.operators import Operator
-from epfast.operators.just_in_time import MisfitError
+from epfast.operators.just_in_time import MisfitError, SavedHeader
 from epfast.parametric import MixturePosterior, NetworkPosterior
 from epfast.parametric.engine import ParametricState
 from epfast.parametric.mixture_problem import MixtureProblem
@@ -205,7 +205,7 @@ def load(path: str | os.PathLike[str], loss: LossGiven | None = None, oracle: An
             more = import_module(IN_EXTRAS[kind]).CLASSES if kind in IN_EXTRAS else {}
             return _checked(restored(header["fields"], arrays, CLASSES | more, given), given)
         with np.errstate(all="ignore"):
-            return Operator.restore(arrays, header, oracle)
+            return Operator.restore(arrays, cast("SavedHeader", header), oracle)
     except (ImportError, MemoryError, MisfitError, *UNREADABLE):
         raise
     except Exception as error:  # a damaged file can cause any error

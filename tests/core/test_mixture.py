@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from epfast._core.mixture import MixtureRows, dirichlet_parameters
+from epfast._core.mixture import MixtureRows
+from epfast._core.special import dirichlet_parameters
 from epfast.families import Beta
 from tests.oracles import plain_mixture as plain
 

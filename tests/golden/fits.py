@@ -941,7 +941,7 @@ def graphs(data: Data) -> Iterator[Fit]:
         "one pass": epfast.ADF(),
     }
     one = {"one site": path(epfast.SEP), "averaged": path(epfast.AEP)}
-    for make in (*models.GRAPHS.values(), models.shared):
+    for make in (*models.RECORDED.values(), models.shared):
         for how, schedule in (stored | (one if make is models.shared else {})).items():
             graph = make(np.random.default_rng(3))
             yield Fit(f"{make.__name__}, {how}", lambda g=graph, how=schedule: g.fit(how))

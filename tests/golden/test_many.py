@@ -22,7 +22,7 @@ NEEDS = {
 
 @pytest.fixture(scope="module")
 def kept():
-    return many.read()[0]
+    return many.RECORD.read()[0]
 
 
 @pytest.mark.full
@@ -30,7 +30,7 @@ def kept():
 def test_results_are_those_that_are_kept(group, kept):
     for module in NEEDS.get(group, ()):
         pytest.importorskip(module)
-    found = dict(many.outcomes(group, kept))
+    found = dict(many.RECORD.outcomes(group, kept))
     assert found
     assert not {name: one.said for name, one in found.items() if one.verdict == "beyond"}
 

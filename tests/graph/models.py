@@ -5,6 +5,7 @@ import numpy as np
 from epfast import Graph, losses, schemes
 from epfast.graph import (
     Between,
+    Category,
     CompoundGamma,
     LogisticLink,
     Mixture,
@@ -75,8 +76,23 @@ def categories(rng):
     return g
 
 
-#: graphs by what they have; each is a function of a generator
-GRAPHS = {f.__name__: f for f in (forms, chains, precisions, products, categories)}
+def probabilities(rng):
+    g = Graph()
+    share, rows = g.dirichlet(3, [1.0, 2.0, 0.5], name="share"), g.dirichlet(2, 1.5, shape=(2, 3))
+    h, k = g.categorical(5, n=3, name="class"), g.categorical(5, probabilities=[0.2, 0.8])
+    g.add(Category(share), h)
+    g.add(Category(share, match="moments"), rng.integers(3, size=4))
+    g.add(Table(rows[0]), h, rng.integers(2, size=5))
+    g.add(Table(rows[1]), h, k)
+    g.add(Table(rows[1]), [0, 2], [1, 1])
+    centre = g.gaussian(mean=[-1.0, 0.0, 2.0])
+    g.add(Mixture(h, "gaussian"), list(centre), rng.normal(size=5))
+    return g
+
+
+#: graphs that tests/golden/ has recorded, by what they have; each is a function of a generator
+RECORDED = {f.__name__: f for f in (forms, chains, precisions, products, categories)}
+GRAPHS = RECORDED | {"probabilities": probabilities}
 
 
 def shared(rng):

@@ -438,7 +438,7 @@ CALLS = {
     "loss": (lambda g, h, k, x: g.add(mix(h, "prbit"), [x, x], 1), "prbit"),
     "y": (lambda g, h, k, x: g.add(mix(h), [x, x], [1, -1]), "shapes"),
     "y's values": (lambda g, h, k, x: g.add(mix(h), [x, x], [1, -1, 3]), "y"),
-    "no y": (lambda g, h, k, x: g.add(mix(h), [x, x]), "y is None"),
+    "no y": (lambda g, h, k, x: g.add(mix(h), [x, x]), "missing .*: .y."),
     "noise": (lambda g, h, k, x: g.add(mix(h), [x, x], 1, noise=-1.0), ">= 0"),
     "form": (lambda g, h, k, x: g.add(mix(h), [x, np.nan], 1), "NaN"),
     "a gamma's form": (lambda g, h, k, x: g.add(mix(h), [x, g.gamma(3)], 1), "scalar Gaussian"),

@@ -68,7 +68,7 @@ def check(post):
     if problem.schedule.stores == "none":
         return
     total = problem.prior.copy()
-    for batch, rows in zip(problem.batches, post.program.rows, strict=True):
+    for batch, rows in zip(problem.model.batches, post.program.rows, strict=True):
         _, starts, sites, _ = post.by_batch[batch.key]
         assert len(sites) == starts[-1]
         where = problem.site_places(batch.select(rows))[0]

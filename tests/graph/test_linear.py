@@ -62,13 +62,13 @@ def games(seed, players=30, n=400, noise=1.0):
 
 def one_by_one(problem):
     """Runs of a single factor, in the sequential order."""
-    whole = problem.program(problem.order())
-    sizes = [batch.n for batch in problem.batches]
+    whole = problem.program(problem.model.order())
+    sizes = [batch.n for batch in problem.model.batches]
     owner = np.repeat(np.arange(len(sizes)), sizes)
     first = np.cumsum([0, *sizes])
     place = [np.argsort(rows) for rows in whole.rows]
     single = []
-    for f in problem.order():
+    for f in problem.model.order():
         k = owner[f]
         at = place[k][f - first[k]]
         single.append((k, at, at + 1))
@@ -81,7 +81,7 @@ def test_runs_are_one_factor_after_the_other(seed, monkeypatch):
     fit = g.fit(EP(sweeps=5, tol=0.0))
     problem = type(fit.problem)
     program = one_by_one(fit.problem)
-    assert len(program.segments) == fit.problem.n_factors
+    assert len(program.segments) == fit.problem.model.n_factors
     assert len(GraphEngine(fit.problem).program.segments) < len(program.segments) / 3
     monkeypatch.setattr(problem, "program", lambda self, order: program)
     single = g.fit(EP(sweeps=5, tol=0.0))

@@ -196,7 +196,7 @@ def test_factors(g, call, word):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         post = g.fit()
-    assert [batch.key for batch in post.problem.batches] == [0]
+    assert [batch.key for batch in post.problem.model.batches] == [0]
 
 
 def test_variables_of_a_copy_that_went_another_way(g):

@@ -30,10 +30,10 @@ class Plain:
         self.power, self.damping = problem.schedule.power, problem.schedule.damping
         self.factors = [
             (batch, row, np.zeros((batch.terms.counts[row], 2)), [0.0])
-            for batch in problem.batches
+            for batch in problem.model.batches
             for row in range(batch.n)
         ]
-        self.order = problem.order()
+        self.order = problem.model.order()
 
     def sweep(self, backward):
         for f in self.order[::-1] if backward else self.order:

@@ -80,8 +80,10 @@ class TestAll:
             stats = [np.log(x).mean(axis=1), np.log1p(-x).mean(axis=1)]
         found = kind.usual(FAMILIES[name].matching(np.stack(stats, axis=1)))
         spread = kind.targets(np.repeat(cavity, times, axis=0), found).std(axis=0)
-        centre = np.log(0.75) if name == "gamma" else kind.location(kind.natural(belief))[0][0]
-        pair = np.stack(kind.integrands(u[0], np.asarray(centre)), axis=1)
+        centre = (
+            np.log(0.75) if name == "gamma" else kind.family.location(kind.natural(belief))[0][0]
+        )
+        pair = np.stack(kind.family.integrands(u[0], np.asarray(centre)), axis=1)
         moved = (pair - pair.mean(axis=0)) @ kind.slopes(cavity[0], belief[0]).T
         errors = np.sqrt((moved**2).sum(axis=0)) / draws
         np.testing.assert_allclose(spread, errors, rtol=0.15)

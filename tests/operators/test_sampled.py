@@ -5,6 +5,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import special, stats
 
+from epfast import losses
 from epfast.operators.messages import KINDS
 from epfast.operators.oracles import DensityOracle
 from epfast.operators.sampled import MessageProposal, SampledFactor
@@ -13,6 +14,7 @@ from tests.oracles.learned_factors import compound, divergence, logistic
 MESSAGES = np.array([[0.3, 1.0], [-2.0, 4.0], [1.0, 0.01]])
 LABELS = np.array([1.0, -1.0, 1.0])
 ONE_TWO = np.tile([1.0, 2.0], (3, 1))
+RNG = np.random.default_rng(0)
 
 
 def random_walk(x, rng):
@@ -272,12 +274,18 @@ class TestRefusals:
         found = factor.answer([[0.0, 1.0, 0.0, 1.0]])
         assert factor.reasons[found.reason[0]] == "the projected variance is not positive"
 
-    def test_nan_of_a_sampler(self):
-        factor = SampledFactor(
-            sample=lambda x, rng: np.where(x > 0, np.nan, x), inputs=("gaussian",) * 2, output=1
-        )
-        found = factor.answer([[0.0, 1.0, 0.0, 1.0]])
-        assert factor.reasons[found.reason[0]].startswith("a weight is not finite")
+    def test_infinite_draws_have_no_weight(self):
+        def counts(h, rng):
+            return np.where(rng.random(len(h)) < 0.5, np.inf, rng.poisson(np.exp(h)))
+
+        found = SampledFactor(sample=counts, observe=0).answer(MESSAGES, [1, 0, 3])
+        truth = SampledFactor(
+            log_density=lambda h, y: y[:, 0] * h - np.exp(h) - special.gammaln(y[:, 0] + 1.0)
+        ).answer(MESSAGES, [1, 0, 3])
+        off = KINDS["gaussian"].targets(MESSAGES, found.belief)
+        off -= KINDS["gaussian"].targets(MESSAGES, truth.belief)
+        assert (np.abs(off) < 5.0 * np.hypot(found.sd, truth.sd)[:, :2]).all()
+        assert (np.abs(found.log_z - truth.log_z - np.log(0.5)) < 5.0 * found.sd[:, 2]).all()
 
 
 @pytest.mark.parametrize(
@@ -307,7 +315,11 @@ class TestRefusals:
         (lambda: SampledFactor(log_density=abs, min_ess=np.nan), ValueError, "min_ess is nan"),
         (lambda: SampledFactor(log_density=abs, seed=-1), ValueError, "seed is -1; allowed"),
         (lambda: SampledFactor(log_density=abs, observe=1.0), ValueError, "observe is given; allo"),
-        (lambda: SampledFactor(sample=abs, observe=-1.0), ValueError, "observe is -1.0; allowed"),
+        (
+            lambda: SampledFactor(sample=random_walk, observe=-1.0),
+            ValueError,
+            "observe is -1.0; allowed",
+        ),
         (
             lambda: SampledFactor(log_density=abs, proposal="prior"),
             ValueError,
@@ -336,7 +348,7 @@ class TestRefusals:
                 np.ones((1, 4))
             ),
             ValueError,
-            "sample returned shape (3,) for rows of shape (10000,)",
+            "what sample returned has shape (3,); allowed: (10000,)",
         ),
         (
             lambda: SampledFactor(density=lambda x: x).answer(MESSAGES),
@@ -359,3 +371,93 @@ def test_bad_input(make, error, says):
     with pytest.raises(error) as caught:
         make()
     assert says in str(caught.value)
+
+
+def counts(h, rng):
+    return rng.poisson(np.exp(np.minimum(h, 20.0)))
+
+
+def fails_far_out(h, rng):
+    if np.any(h > 1.0):
+        raise RuntimeError("no steady state")
+    return counts(h, rng)
+
+
+def in_words(call, *said):
+    with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
+        call()
+    words = " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    for part in said:
+        assert part in words
+
+
+def drawn(sample):
+    return SampledFactor(sample=sample, observe=0.0, draws=200, min_ess=2).answer([[0.0, 1.0]], [1])
+
+
+@pytest.mark.parametrize(
+    ("sample", "given"),
+    [
+        (lambda h, random_state: counts(h, random_state), "(h, random_state)"),
+        (lambda h, generator: counts(h, generator), "(h, generator)"),
+        (lambda h: h, "(h)"),
+        (lambda rng, h: counts(h, rng), "(rng, h)"),
+        (lambda h, rng, /: counts(h, rng), "(h, rng, /)"),
+        (lambda: 1.0, "()"),
+    ],
+)
+def test_other_arguments_of_a_simulator(sample, given):
+    """They are refused before a draw."""
+    for name, make in (
+        ("sample", lambda: SampledFactor(sample=sample, observe=0.0)),
+        ("simulate", lambda: losses.Implicit(simulate=sample)),
+    ):
+        in_words(make, f"{name} is a function of {given}; allowed: of (", "rng, by this name")
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        lambda h, rng: list(counts(h, rng)),
+        lambda h, rng: counts(h, rng).astype(np.float32),
+        lambda h, rng: counts(h, rng).astype(object),
+        lambda h, **more: counts(h, more["rng"]),
+        lambda h, share=1.0, rng=None: share * counts(h, rng),
+    ],
+)
+def test_other_simulators_that_serve(sample):
+    assert_array_equal(drawn(sample).belief, drawn(counts).belief)
+    assert losses.Implicit(simulate=sample).sample(np.zeros((2, 3)), RNG).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        (lambda h, rng: 3.0, "returned has shape (); allowed: ("),
+        (lambda h, rng: None, "returned is None; allowed: real numbers"),
+        (lambda h, rng: counts(h, rng)[:-1], "returned has shape ("),
+        (lambda h, rng: counts(h, rng)[:, None], "returned has shape ("),
+        (lambda h, rng: ["a"] * len(h), "returned has dtype <U1; allowed: real numbers"),
+        (lambda h, rng: np.ma.array(h, mask=h < 9.0), "returned has masked entries"),
+        (lambda h, rng: np.where(h < 9.0, np.nan, h), "returned NaN for "),
+        (lambda h, rng: 1.0 if h > 0.0 else 0.0, "takes a number and fails with an array of them"),
+    ],
+)
+def test_what_simulators_may_not_return(sample, said):
+    in_words(lambda: drawn(sample), "sample ", said)
+    loss = losses.Implicit(simulate=sample)
+    in_words(lambda: loss.sample(np.zeros(3), RNG), "simulate ", said)
+
+
+def test_what_simulators_raise():
+    """It is raised, with a note of where. It is no matter of arrays, though one number serves."""
+    in_words(lambda: drawn(fails_far_out), "no steady state", "raised by sample, at 200 values of")
+    loss = losses.Implicit(simulate=fails_far_out)
+    in_words(lambda: loss.sample(np.arange(3.0), RNG), "no steady state", "3 values of 0 to 2")
+
+
+def test_simulators_of_data_without_data():
+    in_words(
+        lambda: drawn(lambda h, scale, rng: scale[:, 0] * counts(h, rng)),
+        "sample is a function of (h, scale, rng); allowed: of 1 arrays and rng",
+    )

@@ -28,12 +28,13 @@ MOST_VARIABLES, MOST_STEPS = 8, 7
 #: numbers at the ends of what doubles hold, and some that are none
 EXTREME = (0.0, 1e-300, 1e-150, 1e-30, 1e-8, 1e-3, 1e3, 1e8, 1e30, 1e150, 1e300, 5e-324, 1.7e308)
 NONE = (np.nan, np.inf, -np.inf)
-FAMILIES = ("gaussian", "gaussian", "gaussian", "gamma", "beta", "categorical")
+FAMILIES = ("gaussian", "gaussian", "gaussian", "gamma", "beta", "categorical", "dirichlet")
 #: factors by the families that they need
 NEEDS = {
     **dict.fromkeys(("loss", "between", "transition", "walk", "product"), "gaussian"),
     **{"noise": "gaussian gamma", "compound": "gamma", "link": "gaussian beta"},
     **{"table": "categorical", "mixture": "gaussian categorical", "own": "gaussian own"},
+    **{"category": "dirichlet", "rows": "dirichlet"},
 }
 #: rounding of beliefs, see ``GraphProblem.added_up``
 ROUNDING = 1e-6
@@ -147,6 +148,10 @@ class Life:
                 made = g.gamma(size, self.numbers(shape, True), self.numbers(shape, True))
         elif family == "beta":
             made = g.beta(size, self.numbers(shape, True), self.numbers(shape, True))
+        elif family == "dirichlet":
+            K = draw.of((2, 2, 3))
+            alpha = np.array([self.number(True) for _ in range(K)])
+            made = g.dirichlet(K, alpha, size)
         else:
             K = draw.of((2, 2, 3))
             p = np.array([self.number(True) for _ in range(K)])
@@ -304,6 +309,26 @@ class Life:
         h = [self.of("categorical") for _ in range(self.draw.integer(1, 2))]
         return self.graph.add(graph.Table(self.table(h)), *h)
 
+    def _category(self) -> int:
+        """A category that is chosen, observed or not."""
+        draw, p = self.draw, self.of("dirichlet")
+        kind = graph.Category(p, match=draw.of(("statistics", "moments")))
+        return self.graph.add(kind, self.chosen(p))
+
+    def _rows(self) -> int:
+        """A table of unknown rows, as many as the last axis has."""
+        draw, p = self.draw, self.of("dirichlet")
+        kind = graph.Table(p, match=draw.of(("statistics", "moments")))
+        n = p.shape[-1] if p.shape else 2
+        x = [draw.integer(0, n - 1)] if draw.chance(0.3) else self.of("categorical")
+        return self.graph.add(kind, x, self.chosen(p))
+
+    def chosen(self, p: Any) -> Any:
+        """Observed categories, or variables."""
+        if self.draw.chance(0.5):
+            return self.draw.integer(0, p.width - 1)
+        return self.of("categorical")
+
     def table(self, h: list[Any]) -> Any:
         shape = tuple(v.width for v in h)
         # some of them 0: what several tables leave possible
@@ -413,12 +438,12 @@ class Life:
                 value, getattr(post.state, name)
             ):
                 self.found.append(("not as it was saved", name))
-        now = {batch.key for batch in self.post.problem.batches}
+        now = {batch.key for batch in self.post.problem.model.batches}
         self.graph, self.post = epfast.Graph.of(post), post
         self.batches = [key for key in self.batches if key in now]
 
     def has_own(self) -> bool:
-        return any(isinstance(b.factor, graph.Factor) for b in self.post.problem.batches)
+        return any(isinstance(b.factor, graph.Factor) for b in self.post.problem.model.batches)
 
     def ahead(self) -> None:
         with warnings.catch_warnings():
@@ -450,7 +475,7 @@ def judged(post: Any, warned: list[Any]) -> Iterator[tuple[str, str]]:
     where, times = sites_of(post)
     total, size = post.problem.added_up(post.state.beliefs, where, times * post.state.sites)
     gap = np.abs(total - post.state.beliefs)
-    for block in post.problem.blocks:
+    for block in post.problem.model.blocks:
         gap[post.problem.at[block.number] + np.arange(2)] = 0.0
     if not (gap <= 1e-300 + ROUNDING * size).all():
         yield "torn", f"beliefs are not priors times sites, by {np.max(gap / (1e-300 + size)):.2g}"
@@ -460,7 +485,7 @@ def sites_of(post: Any) -> tuple[np.ndarray, np.ndarray]:
     """Which belief each number of the sites is about, and how often it counts."""
     problem = post.problem.rest(post.problem.linear())
     where, times = [np.empty(0, dtype=np.intp)], [np.empty(0)]
-    for batch, rows in zip(problem.batches, post.program.rows, strict=True):
+    for batch, rows in zip(problem.model.batches, post.program.rows, strict=True):
         where.append(problem.site_places(batch.select(rows))[0])
         times.append(np.full(len(where[-1]), float(batch.n) if problem.tied else 1.0))
     return np.concatenate(where), np.concatenate(times)

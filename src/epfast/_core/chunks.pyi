@@ -5,10 +5,23 @@ from numpy.typing import NDArray
 
 from epfast._core._types import Array
 from epfast._core.part_queue import PartQueue
+from epfast._core.row_sweeps import SiteFits
 from epfast._core.rows import Rows
 from epfast._core.tilted import TiltedMoments
 
 Numbers = NDArray[np.intp]
+MOST_LANES: int
+
+class ChunkRows(SiteFits):
+    def __init__(
+        self,
+        moments: TiltedMoments,
+        d: int,
+        q: int,
+        power: float,
+        damping: float,
+        sparse: bool,
+    ) -> None: ...
 
 class ChunkedSweep:
     n_refused: int
@@ -24,7 +37,6 @@ class ChunkedSweep:
         sparse: bool,
         others: Iterable[TiltedMoments] = ...,
     ) -> None: ...
-    def threads_for(self, A: Rows, at: Numbers, count: int) -> int: ...
     def help(self, number: int) -> None: ...
     def begin(self, P: Array, p: Array) -> bool: ...
     def drift(self) -> float: ...
@@ -40,6 +52,7 @@ class ChunkedSweep:
         nu: Array,
         scale: Array,
         spread: Array | None = ...,
+        lanes: Numbers | None = ...,
     ) -> int: ...
     def take(
         self,

@@ -3,9 +3,9 @@
 With c = 1 that is sequential EP, with c = n parallel EP. The work of a chunk is 2 c d^2 flops in
 products of matrices and d^3 for the factor of the new precision. Sparse rows a_i take nnz_i^2.
 
-A large chunk is cut into lanes by its size alone. Each lane sums the changes of its sites, and
-these sums are added in a fixed order. The result of a chunk therefore does not depend on the number
-of threads that share its lanes, to the last bit.
+A large chunk is cut into as many lanes as the caller says. Each lane sums the changes of its sites,
+and these sums are added in a fixed order. The result of a chunk therefore does not depend on the
+number of threads that share its lanes, to the last bit.
 """
 
 import numpy as np
@@ -25,14 +25,10 @@ from epfast._core.vector cimport EPF_ROW_PAD, kernels
 cdef enum:
     PANEL_BYTES = 1 << 20       # of a matrix, that sparse rows are met with
     OWN_UP_TO = 512             # dimensions from which BLAS is as fast as the kernels here
-    MOST_LANES = 16
-    LANE_BYTES = 1 << 26        # most of the sums of all lanes
+    LANES = 16                  # most of a chunk
 
-# nanoseconds, on one core of 2023: of a lane, or of half of a chunk; of a row, of an entry of its
-# matrix and of a product of two of its nonzeros; of an entry of the sum of a lane
-cdef double LANE = 2e5, ROW = 50.0, OF_DENSE = 0.06, OF_SPARSE = 0.5, OF_SUM = 0.3
-# a lane costs no less than so many times what its sum costs
-cdef double WORTH = 20.0
+#: most lanes of a chunk
+MOST_LANES = LANES
 
 cdef enum Outcome:
     TAKEN
@@ -343,9 +339,9 @@ cdef class ChunkedSweep:
     cdef double[:, ::1] site            # new tau, nu, scale of a chunk
     cdef double[:, :, ::1] sums         # of lanes but the first: precision
     cdef double[:, ::1] shifts          # and shift
-    cdef ptrdiff_t[MOST_LANES] refused  # by lane
-    cdef double[MOST_LANES] distance
-    cdef Status[MOST_LANES] status
+    cdef ptrdiff_t[LANES] refused  # by lane
+    cdef double[LANES] distance
+    cdef Status[LANES] status
     cdef ptrdiff_t count
     cdef Job job
     cdef Rows rows
@@ -439,30 +435,6 @@ cdef class ChunkedSweep:
         return 0
 
     # -- a chunk --
-
-    cdef ptrdiff_t lanes(self, Rows A, ptrdiff_t count, const ptrdiff_t *at) noexcept nogil:
-        """How many lanes so many rows are worth, a power of 2."""
-        cdef double work = ROW * count, size = self.d * self.d, nonzeros
-        cdef ptrdiff_t lanes = 1, j
-        if self.sparse:
-            for j in range(count):
-                nonzeros = A.start[at[j] + 1] - A.start[at[j]]
-                work += OF_SPARSE * nonzeros * nonzeros
-        else:
-            work += OF_DENSE * count * size
-        while (
-            2 * lanes <= MOST_LANES and (2 * lanes - 1) * LANE <= work
-            and 2 * lanes * WORTH * OF_SUM * size <= work
-            and (2 * lanes - 1) * 8.0 * size <= LANE_BYTES
-        ):
-            lanes *= 2
-        return lanes
-
-    def threads_for(self, Rows A not None, const ptrdiff_t[::1] at not None, ptrdiff_t count):
-        """How many lanes the first chunk of count of these rows has."""
-        in_range("at", at, A.n)
-        count = min(count, at.shape[0])
-        return self.lanes(A, count, &at[0]) if count > 0 else 0
 
     cdef double *sum_of(self, ptrdiff_t lane) noexcept nogil:
         """Where a lane adds up precision."""
@@ -584,6 +556,7 @@ cdef class ChunkedSweep:
         const ptrdiff_t[::1] visits not None, const double[:, ::1] y not None,
         const double[::1] weight, ptrdiff_t count, double[::1] tau not None,
         double[::1] nu not None, double[::1] scale not None, double[::1] spread=None,
+        const ptrdiff_t[::1] lanes=None,
     ):
         """Fit sites in chunks of count; returns how many, less than all where a chunk is not taken.
 
@@ -591,10 +564,10 @@ cdef class ChunkedSweep:
         what comes behind it are left as they were. at numbers the rows in A, visits their y (n,
         width), weight (None: all 1) and sites. Precision and shift, see begin, and the sites are
         those of the chunks so far whenever it returns or raises. spread, where given, gets the
-        variance of each row that its new site was found with.
+        variance of each row that its new site was found with. lanes: of each chunk, None: one.
         """
-        cdef ptrdiff_t first = 0, n = visits.shape[0], lanes
-        cdef bint weighted = weight is not None, known = spread is not None
+        cdef ptrdiff_t first = 0, n = visits.shape[0], most = 1, k
+        cdef bint weighted = weight is not None, known = spread is not None, cut = lanes is not None
         cdef int outcome = TAKEN
         cdef Job *job = &self.job
         self.check(A, at, visits, tau, nu, scale)
@@ -608,11 +581,16 @@ cdef class ChunkedSweep:
         if n == 0:
             return 0
         self.rows = A
-        lanes = self.lanes(A, min(count, n), &at[0])
-        if self.sums.shape[0] < lanes - 1:
+        if cut:
+            long_enough("lanes", lanes.shape[0], (n + count - 1) // count)
+            for k in range(lanes.shape[0]):
+                if not 1 <= lanes[k] <= LANES:
+                    raise ValueError(f"lanes holds {lanes[k]}; needed: 1 to {MOST_LANES}")
+                most = max(most, lanes[k])
+        if self.sums.shape[0] < most - 1:
             size = self.outer.shape[0] if self.own else self.d
-            self.sums = np.empty((lanes - 1, size, size))
-            self.shifts = np.empty((lanes - 1, self.d))
+            self.sums = np.empty((most - 1, size, size))
+            self.shifts = np.empty((most - 1, self.d))
         job.fit, job.length, job.new = True, self.site.shape[1], &self.site[0, 0]
         job.y, job.weight = &y[0, 0], &weight[0] if weighted else NULL
         job.tau, job.nu, job.scale = &tau[0], &nu[0], &scale[0]
@@ -620,7 +598,7 @@ cdef class ChunkedSweep:
         with nogil:
             while first < n and outcome == TAKEN:
                 job.at, job.visits = &at[first], &visits[first]
-                self.n_lanes = min(lanes, self.lanes(A, min(count, n - first), job.at))
+                self.n_lanes = lanes[first // count] if cut else 1
                 outcome = self.chunk(min(count, n - first), &tau[0], &nu[0], &scale[0])
                 if outcome == TAKEN:
                     first += count

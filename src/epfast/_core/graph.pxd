@@ -9,6 +9,7 @@ cdef enum Kind:                 # families of variables
     GAMMA
     BETA
     CATEGORICAL
+    DIRICHLET
 
 cdef enum Cavity:
     PROPER

@@ -55,7 +55,7 @@ class InformationBatch(GraphBatch):
         tied: bool = ...,
     ) -> None: ...
 
-class PythonProject(Protocol):
+class _PythonProject(Protocol):
     #: how often fits failed, by reason
     reasons: Counter[str]
     def __call__(
@@ -67,7 +67,7 @@ class PythonBatch(GraphBatch):
     def reasons(self) -> Counter[str]: ...
     def __init__(
         self,
-        project: PythonProject,
+        project: _PythonProject,
         starts: Index,
         at: Index,
         kind: NDArray[np.intc],

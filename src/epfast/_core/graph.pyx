@@ -1,8 +1,8 @@
 """Message passing on a factor graph: sweeps over batches of factors with Gaussian neighbours.
 
-Beliefs are natural parameters in one flat array: Gaussian (tau, nu), precision and shift, gamma
-(shape - 1, rate), beta (alpha - 1, beta - 1), categorical (logits). A batch holds factors of one
-kind; ``at`` says where its neighbours are. A factor's update is
+Beliefs are natural parameters in one flat array, as in epfast/families.py: Gaussian (tau, nu),
+gamma (shape - 1, rate), beta (alpha - 1, beta - 1), categorical (logits), Dirichlet (alpha - 1). A batch
+holds factors of one kind; ``at`` says where its neighbours are. A factor's update is
 
     cavity = belief / site^a,   fit = moments of t^a x cavity,   site = (fit / cavity)^(1/a)
 
@@ -27,7 +27,7 @@ from libc.math cimport INFINITY, NAN, fabs, fmax, isfinite, log, sqrt
 
 from epfast._core.cholesky cimport heed_signals
 from epfast._core.site cimport SMALLEST
-from epfast._core.special cimport log_beta, log_gamma
+from epfast._core.special cimport log_beta, log_gamma, log_multivariate_beta
 from epfast._core.status cimport CALLBACK_FAILED, OK, Status
 from epfast._core.tilted cimport TiltedMoments
 from epfast._core.vector cimport (
@@ -274,7 +274,7 @@ cdef inline bint is_proper(int kind, ptrdiff_t k, const double *eta) noexcept no
     if kind == BETA:
         return eta[0] > -1.0 and eta[1] > -1.0 and isfinite(eta[0]) and isfinite(eta[1])
     for j in range(k):
-        if not isfinite(eta[j]):
+        if not isfinite(eta[j]) or (kind == DIRICHLET and not eta[j] > -1.0):
             return False
     return True
 
@@ -287,6 +287,8 @@ cdef inline double partition(int kind, ptrdiff_t k, const double *eta) noexcept 
         return log_gamma(eta[0] + 1.0) - (eta[0] + 1.0) * log(eta[1])
     if kind == BETA:
         return log_beta(eta[0] + 1.0, eta[1] + 1.0)
+    if kind == DIRICHLET:
+        return log_multivariate_beta(eta, k)
     return log_sum_exp(k, eta)
 
 
@@ -331,8 +333,8 @@ cdef Cavity other_cavity(
             return FLAT
         if not (cavity[0] + 1.0 > SMALLEST * (q[0] + 1.0) and cavity[1] > SMALLEST * q[1]):
             return IMPROPER
-    elif kind == BETA:
-        for j in range(2):
+    elif kind == BETA or kind == DIRICHLET:
+        for j in range(k):
             if not cavity[j] + 1.0 > SMALLEST * (q[j] + 1.0):
                 return IMPROPER
     return PROPER if is_proper(kind, k, cavity) else IMPROPER
@@ -988,7 +990,7 @@ cdef class PythonBatch(GraphBatch):
     takes_flat: Gaussian cavities may be flat. All factors have neighbours of the same families.
     """
 
-    cdef readonly object project
+    cdef object project
     cdef object error
     cdef bint takes_flat
 

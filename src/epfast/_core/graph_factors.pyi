@@ -4,7 +4,9 @@ from epfast._core._types import Array
 from epfast._core.graph import GraphBatch
 from epfast._core.tilted import TiltedMoments
 
-class NoiseBatch(GraphBatch):
+class NodesBatch(GraphBatch): ...
+
+class NoiseBatch(NodesBatch):
     def __init__(
         self,
         starts: Any,
@@ -17,17 +19,17 @@ class NoiseBatch(GraphBatch):
         tied: bool,
     ) -> None: ...
 
-class ProductBatch(GraphBatch):
+class ProductBatch(NodesBatch):
     def __init__(
         self, starts: Any, at: Any, kind: Any, size: Any, noise: Array, z: Array, tied: bool
     ) -> None: ...
 
-class LogisticBatch(GraphBatch):
+class LogisticBatch(NodesBatch):
     def __init__(
         self, starts: Any, at: Any, kind: Any, size: Any, by_moments: bool, tied: bool
     ) -> None: ...
 
-class CompoundGammaBatch(GraphBatch):
+class CompoundGammaBatch(NodesBatch):
     def __init__(
         self,
         starts: Any,

@@ -738,7 +738,7 @@ cdef class TableBatch(GraphBatch):
         return top + log(total) if top > -INFINITY else -INFINITY
 
 
-cdef inline void level(
+cdef void level(
     ptrdiff_t K, double power, double possible, double *message
 ) noexcept nogil:
     """Make the largest log of a message 0, and those that are not above ``possible`` then ZERO."""

@@ -5,10 +5,19 @@ from numpy.typing import ArrayLike
 
 from epfast._core._types import Array
 from epfast._core.loss import CoreLoss
+from epfast._core.operator import Model
 from epfast._core.tilted import SiteScheme
 
 Triple = tuple[float, float, float]
 Ask = Callable[[Array | None, float, float, Array, Array | None, int], Triple | None]
+
+def made_again(
+    outputs: int,
+    settings: dict[str, float],
+    units: tuple[ArrayLike, ArrayLike, ArrayLike],
+    counts: tuple[int, int, int],
+    model: Model | None,
+) -> JustInTime: ...
 
 class JustInTime:
     mode: int

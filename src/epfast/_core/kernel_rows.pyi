@@ -1,9 +1,15 @@
-from typing import Any
-
-from epfast._core._types import Array
+from epfast._core._types import CSR, Array
 
 class KernelRows:
     n: int
     def __init__(
-        self, X: Any = ..., norm: Array | None = ..., gamma: float = ..., K: Array | None = ...
+        self,
+        X: Array | CSR | None = ...,
+        norm: Array | None = ...,
+        gamma: float = ...,
+        K: Array | None = ...,
     ) -> None: ...
+
+class RowCache:
+    computed: int
+    def __init__(self, source: KernelRows, first: int, count: int, size: float) -> None: ...

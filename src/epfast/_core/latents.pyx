@@ -19,6 +19,7 @@ or cancels.
 import numpy as np
 
 from libc.math cimport INFINITY, NAN, exp, expm1, fabs, fmax, fmin, isfinite, log, log1p, sqrt
+from libc.string cimport memset
 
 from epfast._core.cholesky cimport heed_signals
 from epfast._core.lapack cimport blas_int, daxpy, ddot, dsymv, dsyr
@@ -51,6 +52,91 @@ cdef enum:
 MULTICLASS, HETEROSCEDASTIC = 0, 1
 
 
+ctypedef struct Nodes:          # of the trapezoidal rule: left + (i + offset) h, i < n
+    double left, h
+    double offset               # 0 at first, then 1/2: the middles of the nodes so far
+    double sharp                # 1 over the least scale that nodes resolve
+    ptrdiff_t n
+
+
+ctypedef struct Sums:           # over nodes of the weight (the integrand over its top) times
+    double weight               # 1
+    double t, t2                # the distance from the top and its square
+    double slope, slope2        # the slope less that at the top, without the cavity's part
+    double fall                 # of classes how that slope falls, of noise how it grows
+    double share, inverse       # of noise: e^g / V and 1 / V
+    double a, a2                # of noise: e / V less that at the top
+
+
+ctypedef struct ClassTop:       # the top of the integrand of classes
+    double center, wide         # mean and variance of s without f
+    double s                    # where it is
+    double curvature            # there, of minus its log
+    double slope                # there, of log f
+    double linear, square       # the quadratic part of its log about s
+
+
+ctypedef struct NoiseTop:       # the top of the integrand of noise
+    double e, vh                # y - m_h, v_h
+    double m, vg                # mean and variance of g without the row
+    double u                    # g - m where it is
+    double E, V, a              # there: e^g, v_h + e^g and e / V
+    double slope                # there, of the log without the cavity's part
+
+
+cdef void lay_nodes(Nodes *nodes, double left, double right, ptrdiff_t n) noexcept nogil:
+    nodes.left, nodes.h, nodes.offset, nodes.n = left, (right - left) / n, 0.0, n
+
+
+cdef void double_nodes(Nodes *nodes) noexcept nogil:
+    """To the middles of all nodes so far."""
+    if nodes.offset == 0.0:
+        nodes.offset = 0.5
+    else:
+        nodes.h *= 0.5
+        nodes.n *= 2
+
+
+cdef bint do_agree(const Nodes *nodes, const Sums *new, const Sums *old) noexcept nogil:
+    """Whether new nodes and old ones are as good, and dense enough that this says something."""
+    return (
+        nodes.offset > 0.0 and 0.5 * nodes.h * nodes.sharp <= 1.0
+        and fabs(new.weight - old.weight) <= AGREE * new.weight
+        and fabs(new.t2 - old.t2) <= AGREE * new.t2
+        and fabs(new.t - old.t) <= AGREE * sqrt(new.t2 / new.weight) * new.weight
+    )
+
+
+cdef void clear_sums(Sums *sums) noexcept nogil:
+    memset(sums, 0, sizeof(Sums))
+
+
+cdef void add_sums(Sums *sums, const Sums *new) noexcept nogil:
+    cdef double *to = <double *> sums
+    cdef const double *more = <const double *> new
+    cdef size_t i
+    for i in range(sizeof(Sums) // sizeof(double)):
+        to[i] += more[i]
+
+
+cdef void add_moments(
+    ptrdiff_t n, const double *weight, const double *x, double *first, double *second
+) noexcept nogil:
+    """Add sum_i w_i x_i and sum_i w_i x_i^2."""
+    cdef double one = first[0], two = second[0]
+    cdef ptrdiff_t i
+    for i in range(n):
+        one += weight[i] * x[i]
+        two += weight[i] * x[i] * x[i]
+    first[0], second[0] = one, two
+
+
+cdef inline double variance_of(double weight, double first, double second) noexcept nogil:
+    """From sums of weights, of x and of x^2."""
+    cdef double mean = first / weight
+    return fmax(0.0, second / weight - mean * mean)
+
+
 cdef double ladder_end(const double *points, const double *drops) noexcept nogil:
     """Where a log-concave integrand is surely below -DROP, from its logs at growing distances."""
     cdef ptrdiff_t i = 0
@@ -59,6 +145,165 @@ cdef double ladder_end(const double *points, const double *drops) noexcept nogil
     if i == 0 or not drops[i - 1] < 0.0:
         return points[i]
     return points[i - 1] * fmin(points[i] / points[i - 1], DROP / -drops[i - 1])
+
+
+# ---- the integrand of Gaussian noise of unknown variance ----
+
+
+cdef double log_height(double u, const NoiseTop *top) noexcept nogil:
+    """Log of V^-1/2 exp(-u^2 / (2 v_g) - e^2 / (2 V)), with g = m_g + u and V = v_h + e^g."""
+    cdef double g = top.m + u, V = top.vh + exp(fmin(g, LARGE)), e = top.e
+    if not V > 0.0:
+        return -INFINITY
+    return -0.5 * u * (u / top.vg) - 0.5 * log(V) - 0.5 * fmax(0.0, g - LARGE) - 0.5 * e * (e / V)
+
+
+cdef inline double moved(double t, const NoiseTop *top, double *x) noexcept nogil:
+    """log(V / V at the top) where g is t beside the top, and what V gains, x."""
+    cdef double g = top.m + top.u
+    if fabs(t) < 1.0:
+        x[0] = top.E * expm1(t)
+    else:
+        x[0] = exp(fmin(g + t, LARGE)) - top.E
+        if g + t > LARGE:
+            return g + t - log(top.V)
+    return log1p(x[0] / top.V)
+
+
+cdef double drop(double t, const NoiseTop *top) noexcept nogil:
+    """Log of the integrand at t beside the top, less that there."""
+    cdef double x = 0.0, growth = moved(t, top, &x)
+    return (
+        -t * (top.u / top.vg + 0.5 * t / top.vg) - 0.5 * growth
+        + 0.5 * top.e * (top.e / top.V) * (x / (top.V + x))
+    )
+
+
+cdef void noise_candidates(NoiseTop *top, double *points, double *values) noexcept nogil:
+    """Points u where the top may be, the log there, and the best of them to top.u."""
+    cdef ptrdiff_t i
+    cdef double vh = top.vh, lo, hi, best = -INFINITY
+    # the slope of the rest is -1/2 or more, and negative where V > e^2
+    hi = fmax(0.0, 2.0 * log(fmax(fabs(top.e), 1e-150)) - top.m)
+    lo = -0.5 * top.vg
+    points[0], points[1] = 0.0, fmin(hi, top.vg * 1e3)
+    points[2] = fmin(fmax(lo, (log(vh) if vh > 0.0 else -700.0) - top.m), hi)
+    for i in range(3, CANDIDATES):
+        points[i] = lo + (hi - lo) * (i - 3) / (CANDIDATES - 4)
+    top.u = 0.0
+    for i in range(CANDIDATES):
+        values[i] = log_height(points[i], top)
+        if values[i] > best:
+            top.u, best = points[i], values[i]
+
+
+cdef double noise_curvature(NoiseTop *top) noexcept nogil:
+    """Set E, V, a and slope at u; returns the curvature of minus the log there."""
+    cdef double share
+    top.E = exp(fmin(top.m + top.u, LARGE))
+    top.V = top.vh + top.E
+    share, top.a = top.E / top.V, top.e / top.V
+    top.slope = -0.5 * share * (1.0 - top.a * top.e)
+    return 1.0 / top.vg - 0.5 * share * (
+        share + top.a * top.e * (1.0 - 2.0 * share) - 1.0
+    )
+
+
+cdef bint noise_top(NoiseTop *top) noexcept nogil:
+    """The top by Newton's steps from top.u. False: there is none."""
+    cdef double best = log_height(top.u, top), value, curvature, step
+    for _step in range(MOST_STEPS):
+        curvature = noise_curvature(top)
+        if not curvature > 0.0:
+            curvature = fabs(curvature) + 1.0 / top.vg
+        step = (-top.u / top.vg + top.slope) / curvature
+        while True:
+            value = log_height(top.u + step, top)
+            if value >= best - 1e-12 * fabs(best) or fabs(step) * sqrt(curvature) < 1e-3:
+                break
+            step *= 0.25
+        if fabs(step) * sqrt(curvature) < 0.05:
+            break
+        top.u += step
+        best = fmax(best, value)
+    noise_curvature(top)
+    return top.V > 0.0 and isfinite(top.V)
+
+
+cdef void noise_window(
+    NoiseTop *top, const double *points, const double *values, Nodes *nodes
+) noexcept nogil:
+    """The first nodes, between points where the integrand has dropped enough."""
+    cdef double best = log_height(top.u, top), left = 0.0, right = 0.0, step
+    cdef ptrdiff_t i
+    nodes.sharp = sqrt(fmax(noise_curvature(top), 1.0 / top.vg))
+    for i in range(CANDIDATES):
+        if values[i] > best - DROP:
+            left, right = fmin(left, points[i] - top.u), fmax(right, points[i] - top.u)
+    step = 3.0 / nodes.sharp
+    while drop(left - step, top) > -DROP:
+        step *= 1.4
+    left -= step
+    step = 3.0 / nodes.sharp
+    while drop(right + step, top) > -DROP:
+        step *= 1.4
+    right += step
+    nodes.sharp = fmax(nodes.sharp, 1.0)
+    lay_nodes(nodes, left, right, FIRST)
+
+
+cdef bint noise_integral(const NoiseTop *top, Nodes *nodes, Sums *sums) noexcept nogil:
+    """Sums over nodes that are doubled until they agree. False: they do not."""
+    cdef bint agree
+    cdef Sums new
+    clear_sums(sums)
+    while True:
+        noise_sums(top, nodes, &new)
+        agree = (
+            do_agree(nodes, &new, sums)
+            and fabs(new.share - sums.share) <= AGREE * new.share
+            and fabs(new.inverse - sums.inverse) <= AGREE * new.inverse
+            and fabs(new.a2 - sums.a2) <= AGREE * (new.a2 + new.inverse)
+            and fabs(new.slope2 - sums.slope2) <= AGREE * (new.slope2 + fabs(new.fall))
+        )
+        add_sums(sums, &new)
+        double_nodes(nodes)
+        if agree:
+            return True
+        if nodes.n > MOST_NODES:
+            return False
+
+
+cdef void noise_sums(const NoiseTop *top, const Nodes *nodes, Sums *new) noexcept nogil:
+    """Sums over the new nodes."""
+    cdef double weight = 0.0, t1 = 0.0, t2 = 0.0, slope = 0.0, slope2 = 0.0, fall = 0.0
+    cdef double shares = 0.0, inverse = 0.0, a1 = 0.0, a2 = 0.0, t, w, x = 0.0, V, share, a, d
+    cdef ptrdiff_t i
+    for i in range(nodes.n):
+        t = nodes.left + (i + nodes.offset) * nodes.h
+        w = -0.5 * moved(t, top, &x) - t * (top.u / top.vg + 0.5 * t / top.vg)
+        V = top.V + x
+        w = exp(w + 0.5 * top.a * top.e * (x / V))
+        if w == 0.0:
+            continue
+        share = (top.E + x) / V
+        a = top.e / V
+        weight += w
+        t1 += w * t
+        t2 += w * t * t
+        d = -0.5 * share * (1.0 - a * top.e)
+        fall += w * 0.5 * share * (share + a * top.e * (1.0 - 2.0 * share) - 1.0)
+        d -= top.slope
+        slope += w * d
+        slope2 += w * d * d
+        shares += w * share
+        inverse += w / V
+        a = -top.a * (x / V)
+        a1 += w * a
+        a2 += w * a * a
+    new.weight, new.t, new.t2 = weight, t1, t2
+    new.slope, new.slope2, new.fall = slope, slope2, fall
+    new.share, new.inverse, new.a, new.a2 = shares, inverse, a1, a2
 
 
 cdef class LatentMoments:
@@ -73,6 +318,7 @@ cdef class LatentMoments:
     cdef double[:, ::1] ratios, gaps                # of BATCH nodes
     cdef double[:, ::1] sums, more                  # of a class: ratio, its square, gap
     cdef double[::1] nodes, height, a, found, logs, one_ratio
+    cdef double[::1] slopes, falls                  # of the log of the integrand, at nodes
     cdef double[::1] d, d2, rest, m, v
     # covariances of the ratios, and whether they are wanted; the Hessian of a row
     cdef double[:, ::1] cross, hessian
@@ -90,6 +336,7 @@ cdef class LatentMoments:
         self.sums, self.more = np.empty((2, count, 3))
         self.nodes, self.height, self.a = np.empty((3, BATCH))
         self.found, self.logs, self.one_ratio = np.empty((3, BATCH))
+        self.slopes, self.falls = np.empty((2, BATCH))
         self.d, self.d2, self.rest, self.m, self.v = np.empty((5, count))
         self.cross, self.hessian = np.empty((2, 1, 1))
         self.crossed = False
@@ -164,21 +411,26 @@ cdef class LatentMoments:
                     ratio[i] = -ratio[i]
 
     cdef bint classes(self, ptrdiff_t y, double *lZ) noexcept nogil:
-        cdef ptrdiff_t others = self.count - 1, j, k, i, n, done, level_nodes
-        cdef double wide = 1.0 + self.v[y], center = self.m[y], s = center, slope, curvature, step
-        cdef double narrow = 1.0 / wide, linear, square, low, high, shrink, left, right, h, t
-        cdef double S0 = 0.0, S1 = 0.0, S2 = 0.0, G1 = 0.0, G2 = 0.0, B = 0.0
-        cdef double N0, N1, N2, M1, M2, C, w, g, gap, r, top_slope, sharp, one, two
-        cdef bint same, first
-        cdef double[2 * LADDER] points
-        cdef double[2 * LADDER] drops
-        cdef double *t_ = &self.nodes[0]
-        cdef double *height = &self.height[0]
+        """Moments of a row by the integral over s, see the head of the file."""
+        cdef ClassTop top
+        cdef Nodes nodes
+        cdef Sums sums
+        if not self.class_top(y, &top):
+            return False
+        self.class_window(&top, &nodes)
+        if not self.class_integral(&top, &nodes, &sums):
+            return False
+        self.class_moments(y, &top, &nodes, &sums, lZ)
+        return True
+
+    cdef bint class_top(self, ptrdiff_t y, ClassTop *top) noexcept nogil:
+        """The top of the integrand by Newton's steps, and its log there. False: there is none."""
+        cdef ptrdiff_t others = self.count - 1, j, k
+        cdef double center = self.m[y], wide = 1.0 + self.v[y], s = center, slope, step
         j = 0
         for k in range(self.count):
             if k != y:
                 self.center[j], self.inverse[j] = self.m[k], 1.0 / sqrt(1.0 + self.v[k])
-                narrow += self.inverse[j] * self.inverse[j]
                 j += 1
         # the slope is convex and falls: from its left Newton's steps stay there
         for _step in range(MOST_STEPS):
@@ -187,300 +439,224 @@ cdef class LatentMoments:
             kernels.probit_loss(
                 others, &self.at[0], &self.value[0], &self.ratio[0], &self.gap[0]
             )
-            slope, curvature = (center - s) / wide, 1.0 / wide
+            slope, top.curvature = (center - s) / wide, 1.0 / wide
             for j in range(others):
                 self.ratio[j] = -self.ratio[j]
                 slope += self.ratio[j] * self.inverse[j]
-                curvature += self.gap[j] * self.inverse[j] * self.inverse[j]
-            step = slope / curvature
+                top.curvature += self.gap[j] * self.inverse[j] * self.inverse[j]
+            step = slope / top.curvature
             if not isfinite(step):
                 return False
-            if fabs(step) * sqrt(curvature) < 0.1:
+            if fabs(step) * sqrt(top.curvature) < 0.1:
                 break
             s += step
-        linear, square, top_slope = (center - s) / wide, 1.0 / wide, 0.0
+        top.center, top.wide, top.s, top.slope = center, wide, s, 0.0
+        top.linear, top.square = (center - s) / wide, 1.0 / wide
         for j in range(others):
-            top_slope += self.ratio[j] * self.inverse[j]
+            top.slope += self.ratio[j] * self.inverse[j]
             self.below[j] = self.at[j] < FAR_BELOW
             if self.below[j]:
-                linear -= self.inverse[j] * self.at[j]
-                square += self.inverse[j] * self.inverse[j]
+                top.linear -= self.inverse[j] * self.at[j]
+                top.square += self.inverse[j] * self.inverse[j]
                 self.log_ratio[j] = log(self.ratio[j])
+        return True
+
+    cdef void class_window(self, const ClassTop *top, Nodes *nodes) noexcept nogil:
+        """The first nodes, between the points where the integrand has dropped enough."""
+        cdef ptrdiff_t others = self.count - 1, i, j
+        cdef double narrow = 1.0 / top.wide, low, high, growth, left, right
+        cdef double[2 * LADDER] points
+        cdef double[2 * LADDER] drops
+        for j in range(others):
+            narrow += self.inverse[j] * self.inverse[j]
         # from the top, the drop at a distance t is between t^2 / (2 wide) and t^2 narrow / 2
-        low, high = sqrt(2.0 * DROP / narrow), sqrt(2.0 * DROP * wide) + 0.2 / sqrt(curvature)
-        shrink = (high / low) ** (1.0 / (LADDER - 1))
+        low = sqrt(2.0 * DROP / narrow)
+        high = sqrt(2.0 * DROP * top.wide) + 0.2 / sqrt(top.curvature)
+        growth = (high / low) ** (1.0 / (LADDER - 1))
         for i in range(LADDER):
             points[i] = -low
             points[LADDER + i] = low
-            low *= shrink
-        self.heights(2 * LADDER, points, linear, square, drops, False)
+            low *= growth
+        self.heights(2 * LADDER, points, top.linear, top.square, drops, False)
         # the drop grows faster than the distance: from the last point before the end
         left, right = ladder_end(points, drops), ladder_end(points + LADDER, drops + LADDER)
         # nodes resolve each Phi that changes in the window
-        sharp = sqrt(curvature)
+        nodes.sharp = sqrt(top.curvature)
         for j in range(others):
             if self.at[j] + left * self.inverse[j] < 9.0:
-                sharp = fmax(sharp, self.inverse[j])
-        h, n = (right - left) / FIRST_OF_CLASSES, FIRST_OF_CLASSES
+                nodes.sharp = fmax(nodes.sharp, self.inverse[j])
+        lay_nodes(nodes, left, right, FIRST_OF_CLASSES)
+
+    cdef bint class_integral(
+        self, const ClassTop *top, Nodes *nodes, Sums *sums
+    ) noexcept nogil:
+        """Sums over nodes that are doubled until they agree. False: they do not."""
+        cdef ptrdiff_t others = self.count - 1, j, k
+        cdef bint agree
+        cdef Sums new
+        clear_sums(sums)
         for j in range(others):
             self.sums[j, 0] = self.sums[j, 1] = self.sums[j, 2] = 0.0
             if self.crossed:
                 for k in range(j):
                     self.cross[j, k] = 0.0
-        first = True
         while True:
-            # nodes left + (i + 1/2 or 0) h, i < n
-            N0 = N1 = N2 = M1 = M2 = C = 0.0
-            for j in range(others):
-                self.more[j, 0] = self.more[j, 1] = self.more[j, 2] = 0.0
-            done = 0
-            while done < n:
-                level_nodes = min(n - done, <ptrdiff_t> BATCH)
-                for i in range(level_nodes):
-                    t_[i] = left + (done + i + (0.0 if first else 0.5)) * h
-                self.heights(level_nodes, t_, linear, square, height, True)
-                kernels.exp(level_nodes, height, height)
-                for i in range(level_nodes):
-                    w, t = height[i], t_[i]
-                    N0 += w
-                    N1 += w * t
-                    N2 += w * t * t
-                    self.logs[i], self.found[i] = -top_slope, 0.0
-                for j in range(others):
-                    r, g = self.ratio[j], self.inverse[j]
-                    one = two = gap = 0.0
-                    for i in range(level_nodes):
-                        w = height[i]
-                        t = self.ratios[j, i]
-                        self.logs[i] += g * t
-                        t -= r
-                        self.ratios[j, i] = t
-                        one += w * t
-                        two += w * t * t
-                        t = self.gaps[j, i]
-                        gap += w * t
-                        self.found[i] += g * g * t
-                    self.more[j, 0] += one
-                    self.more[j, 1] += two
-                    self.more[j, 2] += gap
-                    if self.crossed:
-                        for k in range(j):
-                            one = 0.0
-                            for i in range(level_nodes):
-                                one += height[i] * self.ratios[j, i] * self.ratios[k, i]
-                            self.cross[j, k] += one
-                for i in range(level_nodes):
-                    w, t = height[i], self.logs[i]
-                    M1 += w * t
-                    M2 += w * t * t
-                    C += w * self.found[i]
-                done += level_nodes
-            same = not first and 0.5 * h * sharp <= 1.0
-            if same:
-                same = fabs(N0 - S0) <= AGREE * N0 and fabs(N2 - S2) <= AGREE * N2
-                t = sqrt(N2 / N0)
-                same = same and fabs(N1 - S1) <= AGREE * t * N0
-                for j in range(others):
-                    if not same:
-                        break
-                    same = (
-                        fabs(self.more[j, 0] - self.sums[j, 0]) <= AGREE * N0
-                        and fabs(self.more[j, 2] - self.sums[j, 2]) <= AGREE * N0
-                    )
-            S0 += N0
-            S1 += N1
-            S2 += N2
-            G1 += M1
-            G2 += M2
-            B += C
+            self.class_sums(top, nodes, &new)
+            agree = do_agree(nodes, &new, sums)
+            j = 0
+            while agree and j < others:
+                agree = (
+                    fabs(self.more[j, 0] - self.sums[j, 0]) <= AGREE * new.weight
+                    and fabs(self.more[j, 2] - self.sums[j, 2]) <= AGREE * new.weight
+                )
+                j += 1
+            add_sums(sums, &new)
             for j in range(others):
                 self.sums[j, 0] += self.more[j, 0]
                 self.sums[j, 1] += self.more[j, 1]
                 self.sums[j, 2] += self.more[j, 2]
-            if first:
-                first = False
-                continue
-            h *= 0.5
-            n *= 2
-            if same:
-                break
-            if n > MOST_NODES:
+            double_nodes(nodes)
+            if agree:
+                return True
+            if nodes.n > MOST_NODES:
                 return False
-        lZ[0] = log(S0 * h) - 0.5 * log(wide) - LOG_SQRT_2PI_
-        lZ[0] -= 0.5 * (s - center) * ((s - center) / wide)
+
+    cdef void class_sums(self, const ClassTop *top, const Nodes *nodes, Sums *new) noexcept nogil:
+        """Sums over the new nodes, and those of each class to more."""
+        cdef ptrdiff_t others = self.count - 1, first = 0, i, j, n
+        cdef double *t = &self.nodes[0]
+        cdef double *height = &self.height[0]
+        cdef double *slopes = &self.slopes[0]
+        cdef double *falls = &self.falls[0]
+        cdef double weight = 0.0, fall = 0.0
+        clear_sums(new)
+        for j in range(others):
+            self.more[j, 0] = self.more[j, 1] = self.more[j, 2] = 0.0
+        while first < nodes.n:
+            n = min(nodes.n - first, <ptrdiff_t> BATCH)
+            for i in range(n):
+                t[i] = nodes.left + (first + i + nodes.offset) * nodes.h
+            self.heights(n, t, top.linear, top.square, height, True)
+            kernels.exp(n, height, height)
+            for i in range(n):
+                slopes[i], falls[i] = -top.slope, 0.0
+            for j in range(others):
+                self.add_class(j, n)
+            add_moments(n, height, t, &new.t, &new.t2)
+            add_moments(n, height, slopes, &new.slope, &new.slope2)
+            for i in range(n):
+                weight += height[i]
+                fall += height[i] * falls[i]
+            first += n
+        new.weight, new.fall = weight, fall
+
+    cdef void add_class(self, ptrdiff_t j, ptrdiff_t n) noexcept nogil:
+        """What a class adds to the sums, and to slope and fall at each node.
+
+        Ratios are those less the one at the top from here on.
+        """
+        cdef const double *height = &self.height[0]
+        cdef const double *gaps = &self.gaps[j, 0]
+        cdef double *ratios = &self.ratios[j, 0]
+        cdef double *slopes = &self.slopes[0]
+        cdef double *falls = &self.falls[0]
+        cdef double at_top = self.ratio[j], g = self.inverse[j], one = 0.0, two = 0.0, gap = 0.0
+        cdef ptrdiff_t i, k
+        for i in range(n):
+            slopes[i] += g * ratios[i]
+            ratios[i] -= at_top
+            one += height[i] * ratios[i]
+            two += height[i] * ratios[i] * ratios[i]
+            gap += height[i] * gaps[i]
+            falls[i] += g * g * gaps[i]
+        self.more[j, 0] += one
+        self.more[j, 1] += two
+        self.more[j, 2] += gap
+        if self.crossed:
+            for k in range(j):
+                one = 0.0
+                for i in range(n):
+                    one += height[i] * ratios[i] * self.ratios[k, i]
+                self.cross[j, k] += one
+
+    cdef void class_moments(
+        self, ptrdiff_t y, const ClassTop *top, const Nodes *nodes, const Sums *sums, double *lZ
+    ) noexcept nogil:
+        """log Z, d, d2, rest and the covariances of the ratios, from the sums."""
+        cdef ptrdiff_t j = 0, k
+        cdef double total = sums.weight, away = top.s - top.center, g, mean, other, fall, t
+        lZ[0] = log(total * nodes.h) - 0.5 * log(top.wide) - LOG_SQRT_2PI_
+        lZ[0] -= 0.5 * away * (away / top.wide)
         self.d[y] = 0.0
-        j = 0
         for k in range(self.count):
             if k == y:
                 continue
             lZ[0] -= self.value[j]
-            g, one = self.inverse[j], self.sums[j, 0] / S0
-            self.d[k] = -g * (self.ratio[j] + one)
+            g, mean = self.inverse[j], self.sums[j, 0] / total
+            self.d[k] = -g * (self.ratio[j] + mean)
             self.d[y] -= self.d[k]
             # curvature less what ratios vary by: never below 0
-            w = fmax(0.0, self.sums[j, 2] / S0 - (self.sums[j, 1] / S0 - one * one))
-            self.d2[k] = -g * g * w
-            self.rest[k] = 1.0 - self.v[k] * g * g * w
+            fall = fmax(0.0, self.sums[j, 2] / total - (self.sums[j, 1] / total - mean * mean))
+            self.d2[k] = -g * g * fall
+            self.rest[k] = 1.0 - self.v[k] * g * g * fall
             j += 1
         if self.crossed:
-            for j in range(others):
+            for j in range(self.count - 1):
                 for k in range(j):
-                    one, two = self.sums[j, 0] / S0, self.sums[k, 0] / S0
-                    self.cross[j, k] = self.cross[j, k] / S0 - one * two
+                    mean, other = self.sums[j, 0] / total, self.sums[k, 0] / total
+                    self.cross[j, k] = self.cross[j, k] / total - mean * other
                     self.cross[j, k] *= self.inverse[j] * self.inverse[k]
-        t = S1 / S0
-        t = fmax(0.0, S2 / S0 - t * t) / wide       # tilted variance of s over its own
+        t = variance_of(total, sums.t, sums.t2) / top.wide  # tilted variance of s over its own
         if t < 0.5:
-            self.d2[y] = (t - 1.0) / wide
-            self.rest[y] = 1.0 / wide + self.v[y] / wide * t
+            self.d2[y] = (t - 1.0) / top.wide
+            self.rest[y] = 1.0 / top.wide + self.v[y] / top.wide * t
         else:
-            one = G1 / S0
-            self.d2[y] = -fmax(0.0, B / S0 - (G2 / S0 - one * one))
+            mean = sums.slope / total
+            self.d2[y] = -fmax(0.0, sums.fall / total - (sums.slope2 / total - mean * mean))
             self.rest[y] = 1.0 + self.v[y] * self.d2[y]
-        return True
 
     # ---- Gaussian noise of unknown variance ----
 
     cdef bint heteroscedastic(self, double y, double *lZ) noexcept nogil:
-        """With g = m_g + u, V = v_h + e^g, e = y - m_h: V^-1/2 exp(-u^2/(2 v_g) - e^2/(2 V))."""
-        cdef double m = self.m[1], vg = self.v[1], vh = self.v[0], e = y - self.m[0]
-        cdef double lo, hi, top, best, u, step, value, slope, curvature, left, right, sharp, h, t
-        cdef double V0, E0, x, V, p, w, ratio, slope0, a0, d1
-        cdef double S0 = 0.0, S1 = 0.0, S2 = 0.0, L1 = 0.0, L2 = 0.0, LL = 0.0, P = 0.0, A = 0.0
-        cdef double Q1 = 0.0, Q2 = 0.0, N0, N1, N2, K1, K2, KL, NP, NA, R1, R2
+        """Moments of a row by the integral over g = m_g + u, see :func:`log_height`."""
+        cdef NoiseTop top
+        cdef Nodes nodes
+        cdef Sums sums
         cdef double[CANDIDATES] points
         cdef double[CANDIDATES] values
-        cdef ptrdiff_t i, n, count = 0
-        cdef bint same, first
-        if not (isfinite(e) and m < LARGE):
+        top.e, top.vh, top.m, top.vg = y - self.m[0], self.v[0], self.m[1], self.v[1]
+        if not (isfinite(top.e) and top.m < LARGE):
             return False
-        # where the top may be: the slope of the rest is -1/2 or more, and negative where V > e^2
-        hi = fmax(0.0, 2.0 * log(fmax(fabs(e), 1e-150)) - m)
-        lo = -0.5 * vg
-        points[0], points[1] = 0.0, fmin(hi, vg * 1e3)
-        points[2] = fmin(fmax(lo, (log(vh) if vh > 0.0 else -700.0) - m), hi)
-        count = 3
-        while count < CANDIDATES:
-            points[count] = lo + (hi - lo) * (count - 3) / (CANDIDATES - 4)
-            count += 1
-        best, top = 0.0, -INFINITY
-        for i in range(CANDIDATES):
-            values[i] = log_height(points[i], m, vg, vh, e)
-            if values[i] > top:
-                best, top = points[i], values[i]
-        u = best
-        for _step in range(MOST_STEPS):
-            E0 = exp(fmin(m + u, LARGE))
-            V0 = vh + E0
-            p, x = E0 / V0, e / V0
-            slope = -u / vg - 0.5 * p * (1.0 - x * e)
-            curvature = 1.0 / vg - 0.5 * p * (p + x * e * (1.0 - 2.0 * p) - 1.0)
-            if not curvature > 0.0:
-                curvature = fabs(curvature) + 1.0 / vg
-            step = slope / curvature
-            while True:
-                value = log_height(u + step, m, vg, vh, e)
-                if value >= top - 1e-12 * fabs(top) or fabs(step) * sqrt(curvature) < 1e-3:
-                    break
-                step *= 0.25
-            if fabs(step) * sqrt(curvature) < 0.05:
-                break
-            u += step
-            top = fmax(top, value)
-        E0 = exp(fmin(m + u, LARGE))
-        V0 = vh + E0
-        if not (V0 > 0.0 and isfinite(V0)):
+        noise_candidates(&top, points, values)
+        if not noise_top(&top):
             return False
-        p, a0 = E0 / V0, e / V0
-        slope0 = -0.5 * p * (1.0 - a0 * e)
-        curvature = 1.0 / vg - 0.5 * p * (p + a0 * e * (1.0 - 2.0 * p) - 1.0)
-        sharp = sqrt(fmax(curvature, 1.0 / vg))
-        top = log_height(u, m, vg, vh, e)
-        left, right = 0.0, 0.0
-        for i in range(CANDIDATES):
-            if values[i] > top - DROP:
-                left, right = fmin(left, points[i] - u), fmax(right, points[i] - u)
-        step = 3.0 / sharp
-        while drop(left - step, u, m, vg, V0, E0, e) > -DROP:
-            step *= 1.4
-        left -= step
-        step = 3.0 / sharp
-        while drop(right + step, u, m, vg, V0, E0, e) > -DROP:
-            step *= 1.4
-        right += step
-        sharp = fmax(sharp, 1.0)
-        h, n, first = (right - left) / FIRST, FIRST, True
-        while True:
-            N0 = N1 = N2 = K1 = K2 = KL = NP = NA = R1 = R2 = 0.0
-            for i in range(n):
-                t = left + (i + (0.0 if first else 0.5)) * h
-                w = -0.5 * moved(t, m + u, V0, E0, &x) - t * (u / vg + 0.5 * t / vg)
-                V = V0 + x
-                w = exp(w + 0.5 * a0 * e * (x / V))
-                if w == 0.0:
-                    continue
-                p = (E0 + x) / V
-                ratio = e / V
-                N0 += w
-                N1 += w * t
-                N2 += w * t * t
-                d1 = -0.5 * p * (1.0 - ratio * e)
-                KL += w * 0.5 * p * (p + ratio * e * (1.0 - 2.0 * p) - 1.0)
-                d1 -= slope0
-                K1 += w * d1
-                K2 += w * d1 * d1
-                NP += w * p
-                NA += w / V
-                ratio = -a0 * (x / V)
-                R1 += w * ratio
-                R2 += w * ratio * ratio
-            same = not first and 0.5 * h * sharp <= 1.0
-            if same:
-                t = sqrt(N2 / N0)
-                same = (
-                    fabs(N0 - S0) <= AGREE * N0 and fabs(N2 - S2) <= AGREE * N2
-                    and fabs(N1 - S1) <= AGREE * t * N0 and fabs(NP - P) <= AGREE * NP
-                    and fabs(NA - A) <= AGREE * NA and fabs(R2 - Q2) <= AGREE * (R2 + NA)
-                    and fabs(K2 - L2) <= AGREE * (K2 + fabs(KL))
-                )
-            S0 += N0
-            S1 += N1
-            S2 += N2
-            L1 += K1
-            L2 += K2
-            LL += KL
-            P += NP
-            A += NA
-            Q1 += R1
-            Q2 += R2
-            if first:
-                first = False
-                continue
-            h *= 0.5
-            n *= 2
-            if same:
-                break
-            if n > MOST_NODES:
-                return False
-        lZ[0] = log(S0 * h) - 0.5 * log(vg) - 2.0 * LOG_SQRT_2PI_
-        lZ[0] += -0.5 * u * (u / vg) - 0.5 * log(V0) - 0.5 * e * a0
-        x = Q1 / S0
-        w = fmax(0.0, Q2 / S0 - x * x)
-        self.d[0] = a0 + x
-        self.d2[0] = w - A / S0
-        self.rest[0] = P / S0 + vh * w
-        x = S1 / S0
-        w = fmax(0.0, S2 / S0 - x * x) / vg
+        noise_window(&top, points, values, &nodes)
+        if not noise_integral(&top, &nodes, &sums):
+            return False
+        self.noise_moments(&top, &nodes, &sums, lZ)
+        return True
+
+    cdef void noise_moments(
+        self, const NoiseTop *top, const Nodes *nodes, const Sums *sums, double *lZ
+    ) noexcept nogil:
+        """log Z, d, d2 and rest from the sums."""
+        cdef double total = sums.weight, mean, w
+        lZ[0] = log(total * nodes.h) - 0.5 * log(top.vg) - 2.0 * LOG_SQRT_2PI_
+        lZ[0] += -0.5 * top.u * (top.u / top.vg) - 0.5 * log(top.V) - 0.5 * top.e * top.a
+        w = variance_of(total, sums.a, sums.a2)
+        self.d[0] = top.a + sums.a / total
+        self.d2[0] = w - sums.inverse / total
+        self.rest[0] = sums.share / total + top.vh * w
+        w = variance_of(total, sums.t, sums.t2) / top.vg
         if w < 0.5 or w > 2.0:
-            self.d[1] = (u + x) / vg
-            self.d2[1] = (w - 1.0) / vg
+            self.d[1] = (top.u + sums.t / total) / top.vg
+            self.d2[1] = (w - 1.0) / top.vg
             self.rest[1] = w
         else:
-            x = L1 / S0
-            self.d[1] = slope0 + x
-            self.d2[1] = LL / S0 + fmax(0.0, L2 / S0 - x * x)
-            self.rest[1] = 1.0 + vg * self.d2[1]
-        return True
+            mean = sums.slope / total
+            self.d[1] = top.slope + mean
+            self.d2[1] = sums.fall / total + fmax(0.0, sums.slope2 / total - mean * mean)
+            self.rest[1] = 1.0 + top.vg * self.d2[1]
 
     # ---- rows ----
 
@@ -624,32 +800,6 @@ cdef class LatentMoments:
             for i in range(n):
                 if not 0.0 <= y[i, 0] < self.count:
                     raise ValueError(f"y holds {y[i, 0]}; needed: 0 to {self.count - 1}")
-
-
-cdef inline double moved(double t, double g, double V0, double E0, double *x) noexcept nogil:
-    """log(V / V0) where g moves by t, and what V = V0 + x gains."""
-    if fabs(t) < 1.0:
-        x[0] = E0 * expm1(t)
-    else:
-        x[0] = exp(fmin(g + t, LARGE)) - E0
-        if g + t > LARGE:
-            return g + t - log(V0)
-    return log1p(x[0] / V0)
-
-
-cdef double drop(
-    double t, double u, double m, double vg, double V0, double E0, double e
-) noexcept nogil:
-    """Log of the integrand at u + t less that at u."""
-    cdef double x = 0.0, grown = moved(t, m + u, V0, E0, &x)
-    return -t * (u / vg + 0.5 * t / vg) - 0.5 * grown + 0.5 * e * (e / V0) * (x / (V0 + x))
-
-
-cdef double log_height(double u, double m, double vg, double vh, double e) noexcept nogil:
-    cdef double V = vh + exp(fmin(m + u, LARGE))
-    if not V > 0.0:
-        return -INFINITY
-    return -0.5 * u * (u / vg) - 0.5 * log(V) - 0.5 * fmax(0.0, m + u - LARGE) - 0.5 * e * (e / V)
 
 
 cdef class LatentSites:

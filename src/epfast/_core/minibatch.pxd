@@ -5,15 +5,6 @@ from epfast._core.status cimport Status
 from epfast._core.tilted cimport TiltedMoments
 
 
-cdef enum Scheme:
-    LAPLACE
-    QUICK_LAPLACE
-    QUADRATURE
-    VARIATIONAL             # the closed form of the 2d + 1 rule
-    VARIATIONAL_RULE        # Newton-Cholesky on any rule
-    SCALAR                  # tilted moments of a factor of one row, a function of x.theta
-
-
 cdef enum SiteRule:
     NONNEGATIVE             # a negative site precision becomes 0, the slope b_j stays
     KEEP                    # a site that makes the posterior improper keeps its old value
@@ -31,6 +22,26 @@ ctypedef struct Minibatch:      # the rows of one factor
     const double *given         # labels or responses with their shifts, as they came
     const double *weight        # NULL: all 1
     double copies               # of a factor of one row, which share the site; else 1
+
+
+cdef class MinibatchSweep
+
+
+cdef enum Scratch:              # of a scheme, beside numbers per row and column
+    OF_NONE
+    OF_HESSIAN                  # a matrix and its factor, in the smaller of two spaces
+    OF_PAIRS                    # losses on both sides of the mean
+    OF_POINTS                   # of a rule
+
+
+ctypedef struct Scheme:
+    # from mu and v: b and tau, and c = log g(mu)
+    Status (*fit)(
+        MinibatchSweep sweep, const Minibatch *rows, double beta, double *c
+    ) noexcept nogil
+    Scratch scratch
+    bint takes_floats           # rows of floats where they lie
+    bint one_row                # a factor has one row, and is a function of x.theta
 
 
 ctypedef struct RowScratch:     # a number per row
@@ -73,7 +84,7 @@ cdef class MinibatchSweep:
     cdef CoreLoss loss
     cdef Scheme scheme
     cdef SiteRule site_rule
-    cdef TiltedMoments moments              # for SCALAR
+    cdef TiltedMoments moments              # of schemes of one row
     cdef ptrdiff_t d
     cdef readonly ptrdiff_t max_rows
     cdef double gamma, power, damping, tolerance
@@ -89,7 +100,8 @@ cdef class MinibatchSweep:
     cdef readonly ptrdiff_t n_refused, n_clipped, n_failed, n_visited, bad_row
     cdef int lay_out(self, ptrdiff_t d) except -1
     cdef void take_rows(
-        self, Minibatch *rows, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y
+        self, Minibatch *rows, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y,
+        const double *weight, bint stored
     ) noexcept nogil
     cdef const double *taken_apart(self, Minibatch *rows, const double *y) noexcept nogil
     cdef void margins(self, const Minibatch *rows, const double *theta, double *m) noexcept nogil
@@ -101,7 +113,6 @@ cdef class MinibatchSweep:
         self, const Minibatch *rows, const double *root, double *gram, double *scaled
     ) noexcept nogil
     cdef Status fit(self, const Minibatch *rows, double beta, double *c) noexcept nogil
-    cdef Status scalar(self, const Minibatch *rows, double power, double *c) noexcept nogil
     cdef double total(self, const Minibatch *rows, const double *value) noexcept nogil
     cdef void arguments(self, const Minibatch *rows, const double *theta, double *m) noexcept nogil
     cdef Status margins_at_mean(self, const Minibatch *rows) noexcept nogil
@@ -111,9 +122,6 @@ cdef class MinibatchSweep:
     ) noexcept nogil
     cdef Status center(self, const Minibatch *rows, double beta, double *c) noexcept nogil
     cdef Status two_sided(self, const Minibatch *rows, double beta, double *c) noexcept nogil
-    cdef Status variational(self, const Minibatch *rows, double beta, double *c) noexcept nogil
-    cdef bint search(self, double beta, double *c) noexcept nogil
-    cdef Status quadrature(self, const Minibatch *rows, double beta, double *c) noexcept nogil
     cdef Status mean_slopes(self, const Minibatch *rows) noexcept nogil
     cdef Status expand(
         self, const Minibatch *rows, double beta, double *c, bint halves=*
@@ -121,11 +129,7 @@ cdef class MinibatchSweep:
     cdef Status tilted_at(
         self, const Minibatch *rows, double beta, const double *m, double *value
     ) noexcept nogil
-    cdef Status laplace(self, const Minibatch *rows, double beta, double *c) noexcept nogil
     cdef void scaled_rows(self, const Minibatch *rows, double *scaled) noexcept nogil
-    cdef Status variational_rule(
-        self, const Minibatch *rows, double beta, double *c
-    ) noexcept nogil
     cdef Status checked_fit(
         self, const Minibatch *rows, const double *mean, const double *variance,
         double *precision, double *shift, double *log_scale

@@ -1,13 +1,10 @@
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from epfast._core._types import Array
+from epfast._core._types import CSR, AnyArray, Array
 from epfast._core.loss import CoreLoss
 from epfast._core.tilted import TiltedMoments
 
-SCHEMES: dict[str, int]
 SITE_RULES: dict[str, int]
 
 class Design:
@@ -16,7 +13,8 @@ class Design:
     sparse: bool
     single: bool
     in_place: bool
-    def __init__(self, X: Any, max_rows: int) -> None: ...
+    single_in_place: bool
+    def __init__(self, X: AnyArray | CSR, max_rows: int) -> None: ...
 
 class MinibatchSweep:
     log_scale_total: float
@@ -62,7 +60,7 @@ class MinibatchSweep:
     def begin_sweep(self, sweep: int) -> None: ...
     def sweep(
         self,
-        X: NDArray[Any] | Design,
+        X: AnyArray | CSR | Design,
         y: Array,
         batch_size: int,
         order: NDArray[np.intp],

@@ -30,14 +30,6 @@ from epfast._core.vector cimport EPF_CALLBACK, epf_move, epf_pairs_work, kernels
 
 from epfast._core.rule_fit import monomials
 
-SCHEMES = {
-    "laplace": LAPLACE,
-    "quick_laplace": QUICK_LAPLACE,
-    "quadrature": QUADRATURE,
-    "variational": VARIATIONAL,
-    "variational_rule": VARIATIONAL_RULE,
-    "scalar": SCALAR,
-}
 SITE_RULES = {"nonnegative": NONNEGATIVE, "keep": KEEP, "floor": FLOOR}
 
 cdef type ndarray = np.ndarray
@@ -132,7 +124,7 @@ cdef class MinibatchSweep:
         cdef ptrdiff_t z, p
         self.loss = loss
         self.moments = moments
-        self.scheme = SCHEMES[scheme]
+        self.scheme = scheme_named(scheme)
         self.site_rule = SITE_RULES[site_rule]
         self.d, self.max_rows = d, max_rows
         self.gamma, self.power, self.damping = gamma, power, damping
@@ -143,13 +135,13 @@ cdef class MinibatchSweep:
         self.lay_out(d)
         if loss.shifted:
             self.apart = np.empty(max_rows * loss.stride)
-        if self.scheme == LAPLACE:
+        if self.scheme.scratch == OF_HESSIAN:
             p = min(d, max_rows)
             # Hessian in the smaller of the two spaces and its factor, scaled rows
             self.hessian = np.empty(2 * p * p + max_rows * d)
-        elif self.scheme in (QUADRATURE, VARIATIONAL):
+        elif self.scheme.scratch == OF_PAIRS:
             self.scratch = np.empty(max(1, epf_pairs_work(&loss.c, max_rows, d)))
-        elif self.scheme == VARIATIONAL_RULE:
+        elif self.scheme.scratch == OF_POINTS:
             self.points = points
             self.weights = weights
             self.basis = monomials(points, False)
@@ -229,12 +221,16 @@ cdef class MinibatchSweep:
                 scaled[k * self.d + j] = root[k] * rows.x[k * rows.ld + j]
         dsyrk(b"L", b"N", &width, &height, &unit, scaled, &width, &zero, gram, &width)
 
-    # -- the schemes; all O(s d) or dearer as said --
+    # -- the rows of a factor --
 
     cdef void take_rows(
-        self, Minibatch *rows, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y
+        self, Minibatch *rows, ptrdiff_t s, const double *x, ptrdiff_t ld, const double *y,
+        const double *weight, bint stored
     ) noexcept nogil:
-        """rows <- s rows of x with their labels or responses y; NULL: the labels are in x."""
+        """rows <- s rows of x with their labels or responses y; NULL: the labels are in x.
+
+        weight: of the rows, NULL: all 1. stored: whether their factor has a site.
+        """
         rows.s, rows.x, rows.ld = s, x, ld
         rows.numbers, rows.single = x, False
         rows.given, rows.shift = y, NULL
@@ -242,8 +238,9 @@ cdef class MinibatchSweep:
             y = self.taken_apart(rows, y)
         rows.sign = y if self.loss.c.width == 0 else NULL
         rows.responses = y if self.loss.c.width > 0 else NULL
-        rows.weight = NULL
-        rows.copies = 1.0
+        rows.weight, rows.copies = weight, 1.0
+        if weight != NULL and stored and self.scheme.one_row:
+            rows.copies = fmax(1.0, weight[0])
 
     cdef const double *taken_apart(self, Minibatch *rows, const double *y) noexcept nogil:
         """rows.shift <- the shifts of a shifted loss; returns y without them."""
@@ -257,27 +254,12 @@ cdef class MinibatchSweep:
         rows.shift = shift
         return rest
 
+    # -- what schemes are made of --
+
     cdef Status fit(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
         """From mu and v: b and tau, and c = log g(mu). Of t^power, divided by the power again."""
-        cdef Status status
+        cdef Status status = self.scheme.fit(self, rows, beta, c)
         cdef ptrdiff_t j
-        # the two-sided schemes form the margins in their one pass over the rows
-        if self.scheme != VARIATIONAL and self.scheme != QUADRATURE:
-            status = self.margins_at_mean(rows)
-            if status != OK:
-                return status
-        if self.scheme == VARIATIONAL:
-            status = self.variational(rows, beta, c)
-        elif self.scheme == QUADRATURE:
-            status = self.quadrature(rows, beta, c)
-        elif self.scheme == QUICK_LAPLACE:
-            status = self.expand(rows, beta, c)
-        elif self.scheme == LAPLACE:
-            status = self.laplace(rows, beta, c)
-        elif self.scheme == SCALAR:
-            status = self.scalar(rows, self.power, c)
-        else:
-            status = self.variational_rule(rows, beta, c)
         if status == OK and self.power != 1.0:
             c[0] /= self.power
             for j in range(self.d):
@@ -293,49 +275,6 @@ cdef class MinibatchSweep:
             if not isfinite(self.row.m[k]):
                 self.bad_row = k
                 return NOT_FINITE
-        return OK
-
-    cdef Status scalar(self, const Minibatch *rows, double power, double *c) noexcept nogil:
-        """One row: from the triple at the cavity of h = x.theta, the moments of each theta_j.
-        Of t^power; of a row of weight below 1, or without a site, of t^(power weight).
-
-        mean_j = mu_j + v_j x_j dlZ, variance_j = v_j (1 + v_j x_j^2 d2lZ). c makes the integral of
-        the fit over the cavity Z.
-        """
-        cdef const double *x = rows.x
-        cdef double spread = 0.0, h = self.row.m[0], rest, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0
-        cdef Status status
-        cdef ptrdiff_t j
-        if rows.weight != NULL:
-            power *= rows.weight[0] / rows.copies
-        if power == 0.0:                    # t^0 = 1
-            for j in range(self.d):
-                self.column.tau[j] = self.column.b[j] = 0.0
-            c[0] = 0.0
-            return OK
-        if rows.shift != NULL:              # from the margin back to x.theta
-            h -= rows.shift[0]
-        if rows.sign != NULL:
-            h *= rows.sign[0]
-        for j in range(self.d):
-            spread += x[j] * x[j] * self.column.v[j]
-        if spread == 0.0:                   # a row of zeros: its factor is the number t(0)
-            spread = 1e-300
-        status = self.moments.at(rows.given, h, spread, power, &lZ, &dlZ, &d2lZ)
-        if status == CALLBACK_FAILED:
-            return CALLBACK_FAILED
-        if status != OK or not isfinite(spread):
-            return NO_FIT
-        c[0] = lZ
-        for j in range(self.d):
-            rest = 1.0 + self.column.v[j] * x[j] * x[j] * d2lZ
-            if not rest > 0.0:
-                return NO_FIT
-            self.column.tau[j] = -x[j] * x[j] * d2lZ / rest
-            self.column.b[j] = x[j] * dlZ / rest
-            c[0] -= 0.5 * (
-                log(rest) + self.column.b[j] * self.column.b[j] * self.column.v[j] * rest
-            )
         return OK
 
     cdef double total(self, const Minibatch *rows, const double *value) noexcept nogil:
@@ -409,83 +348,6 @@ cdef class MinibatchSweep:
             mu, self.row.m + first, self.column.step, D, S, total, &self.scratch[0]
         )
 
-    cdef Status variational(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
-        """Variational quadrature on the 2d + 1 rule: as many points as monomials, so the minimum of
-        eq. 10 interpolates log f (guide). b = D / (2 step), tau = S / step^2."""
-        cdef Status status = self.two_sided(rows, beta, c)
-        if status == OK and self.newton and not self.search(beta, c):
-            return NO_FIT
-        kernels.interpolation(
-            self.d, beta, self.column.step, self.column.b, self.column.tau
-        )
-        return status
-
-    cdef bint search(self, double beta, double *c) noexcept nogil:
-        """D, S and c of the fit that Newton finds, from those of log f. False without one."""
-        cdef double *log_f = &self.newton_work[0]
-        cdef double *D = self.column.b
-        cdef double *S = self.column.tau
-        cdef ptrdiff_t j, d = self.d
-        log_f[0] = 0.0                                  # relative to the center
-        for j in range(d):
-            log_f[1 + 2 * j] = 0.5 * beta * (D[j] - S[j])
-            log_f[2 + 2 * j] = -0.5 * beta * (D[j] + S[j])
-        if not newton_sigma(d, log_f, log_f + 2 * d + 1):
-            return False
-        c[0] += log_f[0]
-        for j in range(d):
-            D[j] = (log_f[1 + 2 * j] - log_f[2 + 2 * j]) / beta
-            S[j] = (2.0 * log_f[0] - log_f[1 + 2 * j] - log_f[2 + 2 * j]) / beta
-        return True
-
-    cdef Status quadrature(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
-        """Gauss quadrature, eq. 7: moments under weights w_j f_j, divided by the cavity.
-
-        With log f relative to the center, log f(+-) = (+-D - S) / 2; the largest of all is taken
-        out before exp. b and tau of a coordinate whose variance vanishes are left NaN."""
-        cdef Status status = self.two_sided(rows, beta, c)
-        cdef double side = 0.5 / (self.gamma * self.gamma)
-        cdef double middle = 1.0 - self.d / (self.gamma * self.gamma)
-        cdef double top = 0.0, mass, up, down, shift, rest, second, variance
-        cdef ptrdiff_t j, i
-        if status != OK:
-            return status
-        for j in range(self.d):
-            up = 0.5 * beta * (self.column.b[j] - self.column.tau[j])
-            down = -0.5 * beta * (self.column.b[j] + self.column.tau[j])
-            self.column.up[j], self.column.down[j] = up, down
-            if not (isfinite(up) and isfinite(down)):
-                return NO_FIT
-            top = max(top, max(up, down))
-        mass = middle * exp(-top)
-        for j in range(self.d):
-            self.column.up[j] = exp(self.column.up[j] - top)
-            self.column.down[j] = exp(self.column.down[j] - top)
-            mass += side * (self.column.up[j] + self.column.down[j])
-        if not mass > 0.0:
-            return NO_FIT
-        c[0] += top + log(mass)
-        for j in range(self.d):
-            up = side * self.column.up[j] / mass
-            down = side * self.column.down[j] / mass
-            shift = up - down                           # mean - mu, in steps
-            rest = 1.0 - (up + down)
-            if rest < 0.5:                              # at most one j: no cancellation either
-                rest = middle * exp(-top)
-                for i in range(self.d):
-                    if i != j:
-                        rest += side * (self.column.up[i] + self.column.down[i])
-                rest /= mass
-            second = (up + down) * rest + 4.0 * up * down       # variance, in steps^2
-            variance = second * self.column.step[j] * self.column.step[j]
-            self.column.tau[j] = 1.0 / variance - 1.0 / self.column.v[j]
-            self.column.b[j] = shift * self.column.step[j] / variance
-            if second > 0.0 and isfinite(self.column.tau[j]) and isfinite(self.column.b[j]):
-                c[0] += 0.5 * (log(self.column.v[j] / variance) - shift * shift / second)
-            else:
-                self.column.tau[j] = self.column.b[j] = NAN
-        return OK
-
     cdef Status mean_slopes(self, const Minibatch *rows) noexcept nogil:
         """work <- the half sums of the slopes on both sides of m."""
         cdef ptrdiff_t k
@@ -556,127 +418,6 @@ cdef class MinibatchSweep:
         value[0] = total
         return OK
 
-    cdef Status laplace(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
-        """Expansion at the mode of cavity x factor, found by Newton with the full Hessian
-        Z'WZ + diag(1/v), Z = X, or y X, and step halving.
-
-        Where s < d the Newton system is solved in the space of the rows (Woodbury): O(s^3 + s d)
-        per iteration after O(s^2 d) once; else O(s d^2 + d^3). A negative curvature counts as 0 in
-        the Newton matrix only.
-        """
-        cdef ptrdiff_t s = rows.s, d = self.d, k, j, i
-        cdef const double *sign = rows.sign
-        cdef bint by_rows = s < d
-        cdef blas_int n = <blas_int> (s if by_rows else d), one = 1, info = 0
-        cdef double *gram = &self.hessian[0]            # Z V Z', where by_rows
-        cdef double *h = gram + n * n
-        cdef double *scaled = h + n * n
-        cdef double *mu = self.column.mu
-        cdef double *v = self.column.v
-        cdef double *theta = self.column.theta
-        cdef double *gradient = self.column.up
-        cdef double *direction = self.column.down
-        cdef double *work = self.row.work
-        cdef double *root = self.row.curvature          # of beta times the curvature
-        cdef double objective = 0.0, new = 0.0, t, size, change
-        cdef int _iteration, _halving
-        cdef Status status
-
-        for j in range(d):
-            theta[j] = mu[j]
-        if by_rows:
-            self.gram(rows, gram, scaled)
-
-        status = self.tilted_at(rows, beta, self.row.m, &objective)
-        if status != OK:
-            return status
-        if not isfinite(objective):
-            return NO_FIT
-        for _iteration in range(self.max_iterations):
-            # b and tau are free until the end: minus the slope and the curvature of log t
-            status = self.expand(rows, beta, c)
-            if status != OK:
-                return status
-            for j in range(d):
-                gradient[j] = self.column.b[j] - (theta[j] - mu[j]) / v[j]
-            for k in range(s):
-                root[k] = sqrt(beta * max(root[k], 0.0))
-            if by_rows:
-                # (I/v + Z'WZ)^-1 g = V g - V Z' R (I + R G R)^-1 R Z V g,  R = sqrt W, G = Z V Z'
-                for j in range(d):
-                    direction[j] = v[j] * gradient[j]
-                self.margins(rows, direction, work)
-                for k in range(s):
-                    work[k] *= root[k]
-                    for i in range(k, s):
-                        h[k * s + i] = root[k] * gram[k * s + i] * root[i]
-                    h[k * s + k] += 1.0
-                dpotrf(b"L", &n, h, &n, &info)
-                if info != 0:
-                    return NO_FIT
-                dpotrs(b"L", &n, &one, h, &n, work, &n, &info)
-                for k in range(s):
-                    work[k] *= root[k]
-                    if sign != NULL:
-                        work[k] *= sign[k]
-                self.sums(rows, work, work, self.column.step, direction)
-                for j in range(d):
-                    direction[j] = v[j] * (gradient[j] - self.column.step[j])
-            else:
-                self.weighted_gram(rows, root, h, scaled)
-                for j in range(d):
-                    h[j * d + j] += 1.0 / v[j]
-                    direction[j] = gradient[j]
-                dpotrf(b"L", &n, h, &n, &info)
-                if info != 0:
-                    return NO_FIT
-                dpotrs(b"L", &n, &one, h, &n, direction, &n, &info)
-
-            # halve the step until the objective does not fall; m is linear in it
-            self.margins(rows, direction, work)
-            t = 1.0
-            for _halving in range(MAX_HALVINGS):
-                for j in range(d):
-                    self.column.step[j] = theta[j]
-                    theta[j] += t * direction[j]
-                for k in range(s):
-                    self.row.trial[k] = self.row.m[k] + t * work[k]
-                status = self.tilted_at(rows, beta, self.row.trial, &new)
-                if status != OK:
-                    return status
-                # near the mode rounding must not look like a fall
-                if new > objective or (
-                    not self.half_sums and new >= objective - 1e-15 * fabs(objective)
-                ):
-                    break
-                for j in range(d):
-                    theta[j] = self.column.step[j]
-                t *= 0.5
-            else:
-                break                               # at a kink, or at the limit of the arithmetic
-            for k in range(s):
-                self.row.m[k] = self.row.trial[k]
-            objective = new
-            size = change = 0.0
-            for j in range(d):
-                size += theta[j] * theta[j]
-                change += t * direction[j] * t * direction[j]
-            if not isfinite(change):
-                return NO_FIT
-            # steps that are halved do not end at a kink yet
-            if change <= self.tolerance * self.tolerance * size and (
-                t == 1.0 or not self.half_sums
-            ):
-                break
-
-        self.arguments(rows, theta, self.row.m)
-        status = self.expand(rows, beta, c, self.half_sums)
-        for j in range(d):                              # from about theta to about mu
-            change = theta[j] - mu[j]
-            c[0] -= change * (self.column.b[j] + 0.5 * self.column.tau[j] * change)
-            self.column.b[j] += self.column.tau[j] * change
-        return status
-
     cdef void scaled_rows(self, const Minibatch *rows, double *scaled) noexcept nogil:
         """sign_k x_kj sqrt(v_j), (s, d)"""
         cdef ptrdiff_t k, j
@@ -685,64 +426,6 @@ cdef class MinibatchSweep:
             flip = rows.sign[k] if rows.sign != NULL else 1.0
             for j in range(self.d):
                 scaled[k * self.d + j] = flip * rows.x[k * rows.ld + j] * sqrt(self.column.v[j])
-
-    cdef Status variational_rule(
-        self, const Minibatch *rows, double beta, double *c
-    ) noexcept nogil:
-        """Variational quadrature on any rule, by Newton-Cholesky: O(s d z) for the factor at the
-        points, O(z p^2) per Newton step, p = 2d + 1."""
-        cdef ptrdiff_t s = rows.s, d = self.d, z = self.points.shape[0], w = self.loss.c.width
-        cdef ptrdiff_t first = 0, count, k, j, i
-        cdef double *scaled = &self.scratch[0]
-        cdef double *at_points = scaled + s * d
-        cdef double *values = at_points + s * POINT_BLOCK
-        cdef double *responses = NULL
-        cdef blas_int width = <blas_int> d, height = <blas_int> s, block
-        cdef double unit = 1.0, root2 = sqrt(2.0), total
-        cdef int trouble
-        self.scaled_rows(rows, scaled)
-        if w > 0:
-            responses = values + s * POINT_BLOCK
-            for i in range(min(z, <ptrdiff_t> POINT_BLOCK)):
-                memcpy(responses + i * s * w, rows.responses, s * w * sizeof(double))
-        while first < z:
-            if self.loss.heed() != OK:
-                return CALLBACK_FAILED
-            count = min(z - first, <ptrdiff_t> POINT_BLOCK)
-            block = <blas_int> count
-            for i in range(count):
-                for k in range(s):
-                    at_points[i * s + k] = self.row.m[k]
-            dgemm(
-                b"T", b"N", &height, &block, &width, &unit, scaled, &width,
-                &self.points[first, 0], &width, &unit, at_points, &height
-            )
-            for i in range(s * count):
-                if not isfinite(at_points[i]):
-                    return NO_FIT
-            if kernels.loss(
-                &self.loss.c, s * count, at_points, responses, w, values, NULL, NULL
-            ) != 0:
-                return CALLBACK_FAILED
-            for i in range(count):
-                total = self.total(rows, values + i * s)
-                self.point_values[first + i] = -beta * total
-                if not isfinite(total):
-                    return NO_FIT
-            first += count
-        trouble = newton_cholesky(
-            z, self.basis.shape[1], &self.basis[0, 0], &self.weights[0], &self.point_values[0],
-            False, &self.alpha[0], &self.newton_work[0], self.loss
-        )
-        if trouble != 0:
-            return CALLBACK_FAILED if trouble == 2 else NO_FIT
-        # alpha is in t = (theta - mu) / sqrt v and (t^2 - 1) / sqrt 2
-        c[0] = self.alpha[0]
-        for j in range(d):
-            self.column.b[j] = self.alpha[1 + j] / sqrt(self.column.v[j])
-            self.column.tau[j] = -root2 * self.alpha[1 + d + j] / self.column.v[j]
-            c[0] -= self.alpha[1 + d + j] / root2
-        return OK
 
     def fit_one(
         self, const double[:, ::1] X not None, const double[::1] mean, const double[::1] variance,
@@ -761,7 +444,9 @@ cdef class MinibatchSweep:
         precision, shift = np.empty(self.d), np.empty(self.d)
         cdef double[::1] p = precision
         cdef double[::1] h = shift
-        self.take_rows(&rows, X.shape[0], &X[0, 0], self.d, &y[0, 0] if y is not None else NULL)
+        self.take_rows(
+            &rows, X.shape[0], &X[0, 0], self.d, &y[0, 0] if y is not None else NULL, NULL, False
+        )
         with nogil:
             status = self.checked_fit(&rows, &mean[0], &variance[0], &p[0], &h[0], &c)
         self.raise_for(status, 0, name)
@@ -808,7 +493,8 @@ cdef class MinibatchSweep:
                 raise ValueError("precision or shift shares memory; allowed: arrays of their own")
             with nogil:
                 self.take_rows(
-                    &rows, s, numbers(&views, 0), d, numbers(&views, 5) if views.count > 5 else NULL
+                    &rows, s, numbers(&views, 0), d,
+                    numbers(&views, 5) if views.count > 5 else NULL, NULL, False
                 )
                 status = self.checked_fit(
                     &rows, numbers(&views, 1), numbers(&views, 2), numbers(&views, 3),
@@ -972,6 +658,8 @@ cdef class MinibatchSweep:
         cdef epf_move how
         cdef ptrdiff_t undetermined = 0, n_kept = 0, n_clipped = 0
         cdef Status status
+        if rows.s * self.d > LARGE and self.loss.heed() != OK:
+            return CALLBACK_FAILED
         # where a cavity is improper the posterior stands in; the site is kept, below
         proper = kernels.cavity(
             self.d, share, tau, nu, site_tau, site_nu, self.column.mu, self.column.v
@@ -1033,10 +721,8 @@ cdef class MinibatchSweep:
         cdef double *new_tau = &tau[0]
         cdef double *new_nu = &nu[0]
         cdef bint stored = site_tau is not None, traced = trace is not None
-        cdef bint weighted = weight is not None, copied = stored and self.scheme == SCALAR
-        cdef bint single = design.single_in_place and (
-            self.scheme == VARIATIONAL or self.scheme == QUADRATURE or self.scheme == QUICK_LAPLACE
-        )
+        cdef bint weighted = weight is not None
+        cdef bint single = design.single_in_place and self.scheme.takes_floats
         cdef Status status = OK
         self.loss.check_responses(y, n)
         if next_tau is not None:
@@ -1049,16 +735,11 @@ cdef class MinibatchSweep:
                 s = min(batch_size, n - first)
                 if not single:
                     x = design.rows(first, s, &ld)
-                self.take_rows(&rows, s, x, ld, &y[first, 0])
+                self.take_rows(
+                    &rows, s, x, ld, &y[first, 0], &weight[first] if weighted else NULL, stored
+                )
                 if single:
                     rows.numbers, rows.single = design.single_rows(first, &rows.ld), True
-                if weighted:
-                    rows.weight = &weight[first]
-                    if copied:
-                        rows.copies = fmax(1.0, weight[first])
-                if s * d > LARGE and self.loss.heed() != OK:
-                    status = CALLBACK_FAILED
-                    break
                 status = self.update(
                     &rows, &tau[0], &nu[0], new_tau, new_nu,
                     &site_tau[f, 0] if stored else NULL, &site_nu[f, 0] if stored else NULL,
@@ -1071,3 +752,396 @@ cdef class MinibatchSweep:
                     for j in range(d):
                         trace[u, j] = new_nu[j] / new_tau[j]
         self.raise_for(status, row_offset + first, "X")
+
+
+# ---- the schemes; all O(s d) or dearer as said ----
+
+
+cdef Scheme scheme_named(str name) except *:
+    """The scheme of a name, see :class:`Scheme`."""
+    cdef Scheme scheme
+    scheme.scratch, scheme.takes_floats, scheme.one_row = OF_NONE, False, False
+    if name == "laplace":
+        scheme.fit, scheme.scratch = laplace, OF_HESSIAN
+    elif name == "quick_laplace":
+        scheme.fit, scheme.takes_floats = quick_laplace, True
+    elif name == "quadrature":
+        scheme.fit, scheme.scratch, scheme.takes_floats = quadrature, OF_PAIRS, True
+    elif name == "variational":
+        scheme.fit, scheme.scratch, scheme.takes_floats = variational, OF_PAIRS, True
+    elif name == "variational_rule":
+        scheme.fit, scheme.scratch = variational_rule, OF_POINTS
+    elif name == "scalar":
+        scheme.fit, scheme.one_row = scalar, True
+    else:
+        raise ValueError(
+            f"scheme is {name!r}; allowed: laplace, quick_laplace, quadrature, variational, "
+            "variational_rule, scalar"
+        )
+    return scheme
+
+
+cdef Status quick_laplace(
+    MinibatchSweep sweep, const Minibatch *rows, double beta, double *c
+) noexcept nogil:
+    """Expansion at the mean of the cavity."""
+    cdef Status status = sweep.margins_at_mean(rows)
+    return sweep.expand(rows, beta, c) if status == OK else status
+
+
+cdef Status variational(
+    MinibatchSweep sweep, const Minibatch *rows, double beta, double *c
+) noexcept nogil:
+    """Variational quadrature on the 2d + 1 rule: as many points as monomials, so the minimum of
+    eq. 10 interpolates log f (guide). b = D / (2 step), tau = S / step^2."""
+    cdef Status status = sweep.two_sided(rows, beta, c)
+    if status == OK and sweep.newton and not interpolate(sweep, beta, c):
+        return NO_FIT
+    kernels.interpolation(
+        sweep.d, beta, sweep.column.step, sweep.column.b, sweep.column.tau
+    )
+    return status
+
+
+cdef bint interpolate(MinibatchSweep sweep, double beta, double *c) noexcept nogil:
+    """D, S and c of the fit that Newton finds, from those of log f. False without one."""
+    cdef double *log_f = &sweep.newton_work[0]
+    cdef double *D = sweep.column.b
+    cdef double *S = sweep.column.tau
+    cdef ptrdiff_t j, d = sweep.d
+    log_f[0] = 0.0                                  # relative to the center
+    for j in range(d):
+        log_f[1 + 2 * j] = 0.5 * beta * (D[j] - S[j])
+        log_f[2 + 2 * j] = -0.5 * beta * (D[j] + S[j])
+    if not newton_sigma(d, log_f, log_f + 2 * d + 1):
+        return False
+    c[0] += log_f[0]
+    for j in range(d):
+        D[j] = (log_f[1 + 2 * j] - log_f[2 + 2 * j]) / beta
+        S[j] = (2.0 * log_f[0] - log_f[1 + 2 * j] - log_f[2 + 2 * j]) / beta
+    return True
+
+
+cdef Status quadrature(
+    MinibatchSweep sweep, const Minibatch *rows, double beta, double *c
+) noexcept nogil:
+    """Gauss quadrature, eq. 7: moments under weights w_j f_j, divided by the cavity.
+
+    With log f relative to the center, log f(+-) = (+-D - S) / 2; the largest of all is taken
+    out before exp. b and tau of a coordinate whose variance vanishes are left NaN."""
+    cdef Status status = sweep.two_sided(rows, beta, c)
+    cdef double side = 0.5 / (sweep.gamma * sweep.gamma)
+    cdef double middle = 1.0 - sweep.d / (sweep.gamma * sweep.gamma)
+    cdef double top = 0.0, mass, up, down, shift, rest, second, variance
+    cdef ptrdiff_t j, i
+    if status != OK:
+        return status
+    for j in range(sweep.d):
+        up = 0.5 * beta * (sweep.column.b[j] - sweep.column.tau[j])
+        down = -0.5 * beta * (sweep.column.b[j] + sweep.column.tau[j])
+        sweep.column.up[j], sweep.column.down[j] = up, down
+        if not (isfinite(up) and isfinite(down)):
+            return NO_FIT
+        top = max(top, max(up, down))
+    mass = middle * exp(-top)
+    for j in range(sweep.d):
+        sweep.column.up[j] = exp(sweep.column.up[j] - top)
+        sweep.column.down[j] = exp(sweep.column.down[j] - top)
+        mass += side * (sweep.column.up[j] + sweep.column.down[j])
+    if not mass > 0.0:
+        return NO_FIT
+    c[0] += top + log(mass)
+    for j in range(sweep.d):
+        up = side * sweep.column.up[j] / mass
+        down = side * sweep.column.down[j] / mass
+        shift = up - down                           # mean - mu, in steps
+        rest = 1.0 - (up + down)
+        if rest < 0.5:                              # at most one j: no cancellation either
+            rest = middle * exp(-top)
+            for i in range(sweep.d):
+                if i != j:
+                    rest += side * (sweep.column.up[i] + sweep.column.down[i])
+            rest /= mass
+        second = (up + down) * rest + 4.0 * up * down       # variance, in steps^2
+        variance = second * sweep.column.step[j] * sweep.column.step[j]
+        sweep.column.tau[j] = 1.0 / variance - 1.0 / sweep.column.v[j]
+        sweep.column.b[j] = shift * sweep.column.step[j] / variance
+        if second > 0.0 and isfinite(sweep.column.tau[j]) and isfinite(sweep.column.b[j]):
+            c[0] += 0.5 * (log(sweep.column.v[j] / variance) - shift * shift / second)
+        else:
+            sweep.column.tau[j] = sweep.column.b[j] = NAN
+    return OK
+
+
+cdef Status laplace(
+    MinibatchSweep sweep, const Minibatch *rows, double beta, double *c
+) noexcept nogil:
+    """Expansion at the mode of cavity x factor, found by Newton with the full Hessian
+    Z'WZ + diag(1/v), Z = X, or y X, and step halving.
+
+    Where s < d the Newton system is solved in the space of the rows (Woodbury): O(s^3 + s d)
+    per iteration after O(s^2 d) once; else O(s d^2 + d^3). A negative curvature counts as 0 in
+    the Newton matrix only.
+    """
+    cdef ptrdiff_t s = rows.s, d = sweep.d, k, j
+    cdef double *mu = sweep.column.mu
+    cdef double *theta = sweep.column.theta
+    cdef double *gradient = sweep.column.up
+    cdef double *direction = sweep.column.down
+    cdef double *root = sweep.row.curvature             # of beta times the curvature
+    cdef double objective = 0.0, share, size, change
+    cdef int _iteration
+    cdef Status status = sweep.margins_at_mean(rows)
+    if status != OK:
+        return status
+    if d == 0:                                          # rows of zeros: their factor is a number
+        return sweep.expand(rows, beta, c)
+    memcpy(theta, mu, d * sizeof(double))
+    if s < d:
+        sweep.gram(rows, &sweep.hessian[0], &sweep.hessian[0] + 2 * s * s)
+    status = sweep.tilted_at(rows, beta, sweep.row.m, &objective)
+    if status != OK:
+        return status
+    if not isfinite(objective):
+        return NO_FIT
+    for _iteration in range(sweep.max_iterations):
+        # b and tau are free until the end: minus the slope and the curvature of log t
+        status = sweep.expand(rows, beta, c)
+        if status != OK:
+            return status
+        for j in range(d):
+            gradient[j] = sweep.column.b[j] - (theta[j] - mu[j]) / sweep.column.v[j]
+        for k in range(s):
+            root[k] = sqrt(beta * max(root[k], 0.0))
+        if s < d:
+            status = newton_by_rows(sweep, rows, root, gradient, direction)
+        else:
+            status = newton_by_columns(sweep, rows, root, gradient, direction)
+        if status != OK:
+            return status
+        status = climb(sweep, rows, beta, direction, &objective, &share)
+        if status != OK:
+            return status
+        if share == 0.0:
+            break                                   # at a kink, or at the limit of the arithmetic
+        size = change = 0.0
+        for j in range(d):
+            size += theta[j] * theta[j]
+            change += share * direction[j] * share * direction[j]
+        if not isfinite(change):
+            return NO_FIT
+        # steps that are halved do not end at a kink yet
+        if change <= sweep.tolerance * sweep.tolerance * size and (
+            share == 1.0 or not sweep.half_sums
+        ):
+            break
+
+    sweep.arguments(rows, theta, sweep.row.m)
+    status = sweep.expand(rows, beta, c, sweep.half_sums)
+    for j in range(d):                                  # from about theta to about mu
+        change = theta[j] - mu[j]
+        c[0] -= change * (sweep.column.b[j] + 0.5 * sweep.column.tau[j] * change)
+        sweep.column.b[j] += sweep.column.tau[j] * change
+    return status
+
+
+cdef Status newton_by_rows(
+    MinibatchSweep sweep, const Minibatch *rows, const double *root, const double *gradient,
+    double *direction
+) noexcept nogil:
+    """direction = (I/v + Z'WZ)^-1 g = V g - V Z' R (I + R G R)^-1 R Z V g,  R = sqrt W, G = Z V Z'
+    """
+    cdef ptrdiff_t s = rows.s, k, j, i
+    cdef blas_int n = <blas_int> s, one = 1, info = 0
+    cdef const double *gram = &sweep.hessian[0]
+    cdef const double *v = sweep.column.v
+    cdef double *h = &sweep.hessian[0] + s * s
+    cdef double *work = sweep.row.work
+    for j in range(sweep.d):
+        direction[j] = v[j] * gradient[j]
+    sweep.margins(rows, direction, work)
+    for k in range(s):
+        work[k] *= root[k]
+        for i in range(k, s):
+            h[k * s + i] = root[k] * gram[k * s + i] * root[i]
+        h[k * s + k] += 1.0
+    dpotrf(b"L", &n, h, &n, &info)
+    if info != 0:
+        return NO_FIT
+    dpotrs(b"L", &n, &one, h, &n, work, &n, &info)
+    for k in range(s):
+        work[k] *= root[k]
+        if rows.sign != NULL:
+            work[k] *= rows.sign[k]
+    sweep.sums(rows, work, work, sweep.column.step, direction)
+    for j in range(sweep.d):
+        direction[j] = v[j] * (gradient[j] - sweep.column.step[j])
+    return OK
+
+
+cdef Status newton_by_columns(
+    MinibatchSweep sweep, const Minibatch *rows, const double *root, const double *gradient,
+    double *direction
+) noexcept nogil:
+    """direction = (I/v + Z'WZ)^-1 g"""
+    cdef ptrdiff_t d = sweep.d, j
+    cdef blas_int n = <blas_int> d, one = 1, info = 0
+    cdef double *h = &sweep.hessian[0]
+    sweep.weighted_gram(rows, root, h, h + d * d)
+    for j in range(d):
+        h[j * d + j] += 1.0 / sweep.column.v[j]
+        direction[j] = gradient[j]
+    dpotrf(b"L", &n, h, &n, &info)
+    if info != 0:
+        return NO_FIT
+    dpotrs(b"L", &n, &one, h, &n, direction, &n, &info)
+    return OK
+
+
+cdef Status climb(
+    MinibatchSweep sweep, const Minibatch *rows, double beta, const double *direction,
+    double *objective, double *share
+) noexcept nogil:
+    """Halve the step until the objective does not fall. share: of it; 0: none is that short.
+
+    theta, m and the objective are those after the step; m is linear in it.
+    """
+    cdef double *theta = sweep.column.theta
+    cdef double *along = sweep.row.work
+    cdef double new = 0.0
+    cdef ptrdiff_t k, j
+    cdef int _halving
+    cdef Status status
+    sweep.margins(rows, direction, along)
+    share[0] = 1.0
+    for _halving in range(MAX_HALVINGS):
+        for j in range(sweep.d):
+            sweep.column.step[j] = theta[j]
+            theta[j] += share[0] * direction[j]
+        for k in range(rows.s):
+            sweep.row.trial[k] = sweep.row.m[k] + share[0] * along[k]
+        status = sweep.tilted_at(rows, beta, sweep.row.trial, &new)
+        if status != OK:
+            return status
+        # near the mode rounding must not look like a fall
+        if new > objective[0] or (
+            not sweep.half_sums and new >= objective[0] - 1e-15 * fabs(objective[0])
+        ):
+            memcpy(sweep.row.m, sweep.row.trial, rows.s * sizeof(double))
+            objective[0] = new
+            return OK
+        memcpy(theta, sweep.column.step, sweep.d * sizeof(double))
+        share[0] *= 0.5
+    share[0] = 0.0
+    return OK
+
+
+cdef Status variational_rule(
+    MinibatchSweep sweep, const Minibatch *rows, double beta, double *c
+) noexcept nogil:
+    """Variational quadrature on any rule, by Newton-Cholesky: O(s d z) for the factor at the
+    points, O(z p^2) per Newton step, p = 2d + 1."""
+    cdef ptrdiff_t s = rows.s, d = sweep.d, z = sweep.points.shape[0], w = sweep.loss.c.width
+    cdef ptrdiff_t first = 0, count, k, j, i
+    cdef double *scaled = &sweep.scratch[0]
+    cdef double *at_points = scaled + s * d
+    cdef double *values = at_points + s * POINT_BLOCK
+    cdef double *responses = NULL
+    cdef blas_int width = <blas_int> d, height = <blas_int> s, block
+    cdef double unit = 1.0, root2 = sqrt(2.0), total
+    cdef int trouble
+    cdef Status status = sweep.margins_at_mean(rows)
+    if status != OK:
+        return status
+    sweep.scaled_rows(rows, scaled)
+    if w > 0:
+        responses = values + s * POINT_BLOCK
+        for i in range(min(z, <ptrdiff_t> POINT_BLOCK)):
+            memcpy(responses + i * s * w, rows.responses, s * w * sizeof(double))
+    while first < z:
+        if sweep.loss.heed() != OK:
+            return CALLBACK_FAILED
+        count = min(z - first, <ptrdiff_t> POINT_BLOCK)
+        block = <blas_int> count
+        for i in range(count):
+            for k in range(s):
+                at_points[i * s + k] = sweep.row.m[k]
+        dgemm(
+            b"T", b"N", &height, &block, &width, &unit, scaled, &width,
+            &sweep.points[first, 0], &width, &unit, at_points, &height
+        )
+        for i in range(s * count):
+            if not isfinite(at_points[i]):
+                return NO_FIT
+        if kernels.loss(
+            &sweep.loss.c, s * count, at_points, responses, w, values, NULL, NULL
+        ) != 0:
+            return CALLBACK_FAILED
+        for i in range(count):
+            total = sweep.total(rows, values + i * s)
+            sweep.point_values[first + i] = -beta * total
+            if not isfinite(total):
+                return NO_FIT
+        first += count
+    trouble = newton_cholesky(
+        z, sweep.basis.shape[1], &sweep.basis[0, 0], &sweep.weights[0], &sweep.point_values[0],
+        False, &sweep.alpha[0], &sweep.newton_work[0], sweep.loss
+    )
+    if trouble != 0:
+        return CALLBACK_FAILED if trouble == 2 else NO_FIT
+    # alpha is in t = (theta - mu) / sqrt v and (t^2 - 1) / sqrt 2
+    c[0] = sweep.alpha[0]
+    for j in range(d):
+        sweep.column.b[j] = sweep.alpha[1 + j] / sqrt(sweep.column.v[j])
+        sweep.column.tau[j] = -root2 * sweep.alpha[1 + d + j] / sweep.column.v[j]
+        c[0] -= sweep.alpha[1 + d + j] / root2
+    return OK
+
+
+cdef Status scalar(
+    MinibatchSweep sweep, const Minibatch *rows, double beta, double *c
+) noexcept nogil:
+    """One row: from the triple at the cavity of h = x.theta, the moments of each theta_j.
+    Of t^power; of a row of weight below 1, or without a site, of t^(power weight).
+
+    mean_j = mu_j + v_j x_j dlZ, variance_j = v_j (1 + v_j x_j^2 d2lZ). c makes the integral of
+    the fit over the cavity Z.
+    """
+    cdef const double *x = rows.x
+    cdef double power = sweep.power, spread = 0.0, h, rest, lZ = 0.0, dlZ = 0.0, d2lZ = 0.0
+    cdef ptrdiff_t j
+    cdef Status status = sweep.margins_at_mean(rows)
+    if status != OK:
+        return status
+    h = sweep.row.m[0]
+    if rows.weight != NULL:
+        power *= rows.weight[0] / rows.copies
+    if power == 0.0:                    # t^0 = 1
+        for j in range(sweep.d):
+            sweep.column.tau[j] = sweep.column.b[j] = 0.0
+        c[0] = 0.0
+        return OK
+    if rows.shift != NULL:              # from the margin back to x.theta
+        h -= rows.shift[0]
+    if rows.sign != NULL:
+        h *= rows.sign[0]
+    for j in range(sweep.d):
+        spread += x[j] * x[j] * sweep.column.v[j]
+    if spread == 0.0:                   # a row of zeros: its factor is the number t(0)
+        spread = 1e-300
+    status = sweep.moments.at(rows.given, h, spread, power, &lZ, &dlZ, &d2lZ)
+    if status == CALLBACK_FAILED:
+        return CALLBACK_FAILED
+    if status != OK or not isfinite(spread):
+        return NO_FIT
+    c[0] = lZ
+    for j in range(sweep.d):
+        rest = 1.0 + sweep.column.v[j] * x[j] * x[j] * d2lZ
+        if not rest > 0.0:
+            return NO_FIT
+        sweep.column.tau[j] = -x[j] * x[j] * d2lZ / rest
+        sweep.column.b[j] = x[j] * dlZ / rest
+        c[0] -= 0.5 * (
+            log(rest) + sweep.column.b[j] * sweep.column.b[j] * sweep.column.v[j] * rest
+        )
+    return OK

@@ -1,11 +1,7 @@
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from epfast._core._types import Array
-
-def dirichlet_parameters(logs: Array) -> Array: ...
+from epfast._core._types import AnyArray, Array
 
 class MixtureRows:
     n_rows: int
@@ -17,7 +13,7 @@ class MixtureRows:
         self,
         belief: Array,
         base: Array,
-        sites: NDArray[Any] | None,
+        sites: AnyArray | None,
         sizes: Array | None,
         damping: float,
         alone: bool,

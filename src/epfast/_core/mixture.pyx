@@ -24,12 +24,12 @@ c = 1 / (s + v) in that basis,
 
 import numpy as np
 
-from libc.math cimport INFINITY, exp, expm1, fabs, fmax, fmin, isfinite, log, log1p, sqrt
+from libc.math cimport INFINITY, exp, expm1, fmax, fmin, isfinite, log, log1p, sqrt
 from libc.string cimport memcpy
 
 from epfast._core.lapack cimport blas_int, dgemm, dpotrf, dpotri, dsyev
 from epfast._core.rows cimport in_range, long_enough
-from epfast._core.special cimport digamma, log_gamma, shape_of_gap, trigamma
+from epfast._core.special cimport digamma, dirichlet_of_logs, log_gamma, shape_of_gap
 from epfast._core.vector cimport (
     EPF_MIXTURE_BLOCK, EPF_MIXTURE_MOST, EPF_MIXTURE_POINTS, epf_mixture, kernels
 )
@@ -45,7 +45,6 @@ cdef double STEP_IN_SD = 0.5
 cdef enum:
     SMALL = 8                   # largest order that takes no call of LAPACK
     MOST_POINTS = EPF_MIXTURE_POINTS
-    MOST_STEPS = 100            # of Newton's method
     MOST_HALVINGS = 12          # of the step of a batch
 
 
@@ -133,58 +132,6 @@ cdef double dirichlet_size(const double *alpha, ptrdiff_t J) noexcept nogil:
         size += alpha[j]
         total += log_gamma(alpha[j])
     return total - log_gamma(size)
-
-
-cdef bint dirichlet_of_logs(
-    const double *logs, double *alpha, double *step, double *slope, ptrdiff_t J
-) noexcept nogil:
-    """The Dirichlet with these E log w, by Newton from alpha as it is; False where there is none.
-
-    The Hessian is diagonal and of rank one (Minka 2000, Estimating a Dirichlet distribution).
-    """
-    cdef ptrdiff_t j
-    cdef double size, common, curvature, total, share, largest, last = INFINITY
-    cdef int _step
-    for _step in range(MOST_STEPS):
-        size = 0.0
-        for j in range(J):
-            size += alpha[j]
-        common, curvature = digamma(size), trigamma(size)
-        total, share = 0.0, 0.0
-        for j in range(J):
-            slope[j] = 1.0 / trigamma(alpha[j])
-            step[j] = (logs[j] - digamma(alpha[j]) + common) * slope[j]
-            total += step[j]
-            share += slope[j]
-        total *= curvature / (1.0 - curvature * share)
-        largest = 0.0
-        for j in range(J):
-            step[j] = (step[j] + total * slope[j]) / alpha[j]
-            largest = fmax(largest, fabs(step[j]))
-        if not isfinite(largest):
-            return False
-        for j in range(J):
-            alpha[j] *= exp(step[j] / fmax(1.0, largest))
-        # the error of the next is of the square; or steps have stopped to shrink, by rounding
-        if largest < 1e-8 or (largest < 1e-6 and largest >= 0.5 * last):
-            return True
-        last = largest
-    return False
-
-
-def dirichlet_parameters(const double[:, ::1] logs not None):
-    """alpha of Dirichlets with these E log w, (n, J); NaN where there is none."""
-    cdef ptrdiff_t i, j, n = logs.shape[0], J = logs.shape[1]
-    result = np.ones((n, J))
-    cdef double[:, ::1] alpha = result
-    cdef double[::1] step = np.empty(J), slope = np.empty(J)
-    with nogil:
-        for i in range(n):
-            if not dirichlet_of_logs(&logs[i, 0], &alpha[i, 0], &step[0], &slope[0], J):
-                for j in range(J):
-                    alpha[i, j] = -INFINITY
-    result[np.isinf(result)] = np.nan
-    return result
 
 
 cdef class MixtureRows:

@@ -1,9 +1,7 @@
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from epfast._core._types import Array
+from epfast._core._types import AnyArray, Array
 
 MOST_LAYERS: int
 
@@ -17,7 +15,7 @@ class NetworkRows:
         self,
         belief: Array,
         base: Array,
-        sites: NDArray[Any] | None,
+        sites: AnyArray | None,
         sizes: Array | None,
         damping: float,
         alone: bool,

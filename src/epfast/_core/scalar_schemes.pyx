@@ -41,7 +41,7 @@ cdef class FactorScheme(SiteScheme):
         cdef double one = 1.0, c = 0.0, b, tau, ratio
         cdef Minibatch rows
         cdef Status status
-        self.factors.take_rows(&rows, 1, &one, 1, NULL)
+        self.factors.take_rows(&rows, 1, &one, 1, NULL, NULL, False)
         rows.responses = y                      # its shift is in m
         self.factors.column.mu[0], self.factors.column.v[0] = m, v
         status = self.factors.fit(&rows, self.loss.c.beta * power, &c)

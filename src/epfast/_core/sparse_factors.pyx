@@ -12,11 +12,11 @@ division (Graepel et al. 2010, eqs. 7 to 9, have it for the probit; sites of EP 
 
 import numpy as np
 
-from libc.math cimport fabs, fmax, isfinite, log, sqrt
+from libc.math cimport fabs, isfinite, log, sqrt
 
 from epfast._core.loss cimport CoreLoss
 from epfast._core.minibatch cimport (
-    KEEP, LAPLACE, SCALAR, VARIATIONAL, Minibatch, MinibatchSweep,
+    KEEP, OF_HESSIAN, OF_PAIRS, Minibatch, MinibatchSweep,
 )
 from epfast._core.status cimport CALLBACK_FAILED, NO_FIT, NOT_FINITE, OK, Status
 from epfast._core.vector cimport (
@@ -60,7 +60,6 @@ cdef enum:
     FAR_AHEAD = 6               # rows that are fetched themselves
     NEARBY = 1 << 14            # columns whose coordinates are in the second cache anyway
     LOOK = 256                  # rows between two looks at signals
-    HEAVY_FACTOR = 4096         # numbers of a factor; one with more looks for signals
 
 
 cdef class SparseRows:
@@ -145,7 +144,7 @@ cdef class SparseSweep(MinibatchSweep):
         super().__init__(loss, scheme, 1, max_rows, **given)
         self.columns, self.place = d, np.empty(0, np.intc)
         self.capacity = self.longest = -1
-        self.one_row = self.scheme == SCALAR
+        self.one_row = self.scheme.one_row
         self.probit = self.one_row and (
             self.moments.scheme is None and self.moments.kernel == EPF_MOMENTS_PROBIT
             and self.loss.c.beta == 1.0 and not self.loss.shifted
@@ -169,12 +168,12 @@ cdef class SparseSweep(MinibatchSweep):
         self.row_moments = np.empty(2 * (longest + EPF_ROW_PAD))
         if batch_size > 1:
             self.touched, self.local = np.empty(width, np.intc), np.empty(entries, np.intc)
-        if self.scheme == LAPLACE:
+        if self.scheme.scratch == OF_HESSIAN:
             p = min(width, m)
             self.hessian = np.empty(2 * p * p)
             self.column_start = np.empty(width + 2, np.intc)
             self.entry_row, self.entry_value = np.empty(entries, np.intc), np.empty(entries)
-        elif self.scheme == VARIATIONAL:
+        elif self.scheme.scratch == OF_PAIRS:
             if self.loss.c.kind == EPF_CALLBACK:
                 self.scratch = np.empty(entries * (4 + 2 * self.loss.c.width))
             else:
@@ -258,11 +257,6 @@ cdef class SparseSweep(MinibatchSweep):
                     other = i if rows.s == 1 else self.local[i]
                     if other >= j:
                         gram[j * self.d + other] += z * x[i]
-
-    cdef Status laplace(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
-        if self.d == 0:                             # rows of zeros: their factor is a number
-            return self.expand(rows, beta, c)
-        return MinibatchSweep.laplace(self, rows, beta, c)
 
     cdef Status two_sided(self, const Minibatch *rows, double beta, double *c) noexcept nogil:
         """As for dense rows, one row after the other."""
@@ -394,7 +388,6 @@ cdef class SparseSweep(MinibatchSweep):
         cdef Minibatch rows
         cdef bint stored = site_tau is not None, traced = trace is not None
         cdef bint parallel = next_tau is not None, weighted = weight is not None
-        cdef bint copied = stored and self.scheme == SCALAR
         cdef double *to_tau = &next_tau[0] if parallel else &tau[0]
         cdef double *to_nu = &next_nu[0] if parallel else &nu[0]
         cdef double *new_tau
@@ -419,14 +412,10 @@ cdef class SparseSweep(MinibatchSweep):
                     site_start[f + 1] - at if stored else 0, &count
                 )
                 self.d = count
-                self.take_rows(&rows, s, &A.value[0] + A.start[first], count, &y[first, 0])
-                if weighted:
-                    rows.weight = &weight[first]
-                    if copied:
-                        rows.copies = fmax(1.0, weight[first])
-                if s * count > HEAVY_FACTOR and self.loss.heed() != OK:
-                    status = CALLBACK_FAILED
-                    break
+                self.take_rows(
+                    &rows, s, &A.value[0] + A.start[first], count, &y[first, 0],
+                    &weight[first] if weighted else NULL, stored
+                )
                 for k in range(count):
                     self.tau[k], self.nu[k] = tau[columns[k]], nu[columns[k]]
                     if parallel:
@@ -596,7 +585,7 @@ cdef class SparseSweep(MinibatchSweep):
         cdef bint weighted = weight is not None, quick = self.power == 1.0 and self.damping == 1.0
         cdef bint far = A.d > NEARBY
         cdef Status status = OK
-        if self.scheme != SCALAR:
+        if not self.one_row:
             raise ValueError("the scheme has no tilted moments of one row")
         self.loss.check_responses(y, A.n)
         if stored and site_tau.shape[0] == 0:
@@ -622,13 +611,10 @@ cdef class SparseSweep(MinibatchSweep):
                 x = &A.value[0] + at
                 self.d = A.start[i + 1] - at
                 self.row_start = &A.start[i]
-                self.take_rows(&rows, 1, x, self.d, &y[i, 0])
-                exponent = 1.0
-                if weighted:
-                    rows.weight = &weight[i]
-                    if stored:
-                        rows.copies = fmax(1.0, weight[i])
-                    exponent = weight[i] / rows.copies
+                self.take_rows(
+                    &rows, 1, x, self.d, &y[i, 0], &weight[i] if weighted else NULL, stored
+                )
+                exponent = weight[i] / rows.copies if weighted else 1.0
                 if not quick or rows.copies > 1.0 or exponent == 0.0:
                     status = self.any_row(
                         &rows, columns, M, &site_tau[0] + at if stored else NULL,

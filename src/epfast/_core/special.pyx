@@ -202,6 +202,99 @@ cdef bint beta_newton(
     return False
 
 
+cdef double log_multivariate_beta(const double *eta, ptrdiff_t J) noexcept nogil:
+    """log of the integral of prod_j p_j^eta_j over the simplex, as a product of beta functions."""
+    cdef ptrdiff_t j
+    cdef double total = 0.0, size = eta[0] + 1.0
+    for j in range(1, J):
+        total += log_beta(size, eta[j] + 1.0)
+        size += eta[j] + 1.0
+    return total
+
+
+cdef bint dirichlet_of_logs(
+    const double *logs, double *alpha, double *step, double *slope, ptrdiff_t J
+) noexcept nogil:
+    """The Dirichlet with these E log p, by Newton from alpha as it is; False where there is none.
+
+    The Hessian is diagonal and of rank one (Minka 2000, Estimating a Dirichlet distribution).
+    """
+    cdef ptrdiff_t j
+    cdef double size, common, curvature, total, share, largest, last = INFINITY
+    cdef int _step
+    for _step in range(MOST_STEPS):
+        size = 0.0
+        for j in range(J):
+            size += alpha[j]
+        common, curvature = digamma(size), trigamma(size)
+        total, share = 0.0, 0.0
+        for j in range(J):
+            slope[j] = 1.0 / trigamma(alpha[j])
+            step[j] = (logs[j] - digamma(alpha[j]) + common) * slope[j]
+            total += step[j]
+            share += slope[j]
+        total *= curvature / (1.0 - curvature * share)
+        largest = 0.0
+        for j in range(J):
+            step[j] = (step[j] + total * slope[j]) / alpha[j]
+            largest = fmax(largest, fabs(step[j]))
+        if not isfinite(largest):
+            return False
+        for j in range(J):
+            alpha[j] *= exp(step[j] / fmax(1.0, largest))
+        # the error of the next is of the square; or steps have stopped to shrink, by rounding
+        if largest < 1e-8 or (largest < 1e-6 and largest >= 0.5 * last):
+            return True
+        last = largest
+    return False
+
+
+cdef double digamma_change(double a, double d) noexcept nogil:
+    """digamma(a + d) - digamma(a), also where d is little beside a."""
+    cdef double x = a + d
+    if fmin(a, x) < FAR:
+        return digamma(x) - digamma(a)
+    return log1p(d / a) + 0.5 * (d / a) / x + ((tail(a) - 0.5 / a) - (tail(x) - 0.5 / x))
+
+
+cdef bint dirichlet_change(
+    const double *alpha, const double *rise, double *d, double *step, double *slope, ptrdiff_t J
+) noexcept nogil:
+    """The d by which alpha + d has E log p larger by this rise; False where there is none.
+
+    Newton's method as that of :func:`dirichlet_of_logs`, from d as it is. All are differences: of
+    a large alpha nothing is lost in those of E log p.
+    """
+    cdef ptrdiff_t j
+    cdef double size, more, common, curvature, total, share, largest, last = INFINITY
+    cdef int _step
+    for _step in range(MOST_STEPS):
+        size = more = 0.0
+        for j in range(J):
+            size += alpha[j]
+            more += d[j]
+        common, curvature = digamma_change(size, more), trigamma(size + more)
+        total = share = 0.0
+        for j in range(J):
+            slope[j] = 1.0 / trigamma(alpha[j] + d[j])
+            step[j] = (rise[j] - digamma_change(alpha[j], d[j]) + common) * slope[j]
+            total += step[j]
+            share += slope[j]
+        total *= curvature / (1.0 - curvature * share)
+        largest = 0.0
+        for j in range(J):
+            step[j] = (step[j] + total * slope[j]) / (alpha[j] + d[j])
+            largest = fmax(largest, fabs(step[j]))
+        if not isfinite(largest):
+            return False
+        for j in range(J):
+            d[j] += (alpha[j] + d[j]) * expm1(step[j] / fmax(1.0, largest))
+        if largest < 1e-8 or (largest < 1e-6 and largest >= 0.5 * last):
+            return True
+        last = largest
+    return False
+
+
 def log_gammas(const double[::1] x):
     """log Gamma of positive numbers, (n,)."""
     cdef ptrdiff_t i
@@ -223,6 +316,17 @@ def log_betas(const double[::1] a, const double[::1] b):
     with nogil:
         for i in range(a.shape[0]):
             found[i] = log_beta(a[i], b[i]) if fmin(a[i], b[i]) > 0.0 else NAN
+    return result
+
+
+def log_multivariate_betas(const double[:, ::1] eta not None):
+    """log of the integral of prod_j p_j^eta_j over the simplex, (n,), for all eta > -1."""
+    cdef ptrdiff_t i
+    result = np.empty(eta.shape[0])
+    cdef double[::1] found = result
+    with nogil:
+        for i in range(eta.shape[0]):
+            found[i] = log_multivariate_beta(&eta[i, 0], eta.shape[1])
     return result
 
 
@@ -260,3 +364,18 @@ def beta_parameters(const double[::1] log_p, const double[::1] log_q):
         for i in range(log_p.shape[0]):
             beta_of_logs(log_p[i], log_q[i], &a[i], &b[i])
     return first, second
+
+
+def dirichlet_parameters(const double[:, ::1] logs not None):
+    """alpha of Dirichlets with these E log p, (n, J); NaN where there is none."""
+    cdef ptrdiff_t i, j, n = logs.shape[0], J = logs.shape[1]
+    result = np.ones((n, J))
+    cdef double[:, ::1] alpha = result
+    cdef double[::1] step = np.empty(J), slope = np.empty(J)
+    with nogil:
+        for i in range(n):
+            if not dirichlet_of_logs(&logs[i, 0], &alpha[i, 0], &step[0], &slope[0], J):
+                for j in range(J):
+                    alpha[i, j] = -INFINITY
+    result[np.isinf(result)] = np.nan
+    return result

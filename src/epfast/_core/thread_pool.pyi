@@ -1,6 +1,8 @@
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
+
+class PythonWork: ...
 
 class ThreadPool:
     threads: int
@@ -13,4 +15,4 @@ class ThreadPool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
-    def each(self, work: Callable[[int, int], Any], parts: int) -> None: ...
+    def each(self, work: Callable[[int, int], object], parts: int) -> None: ...

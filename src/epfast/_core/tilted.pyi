@@ -1,8 +1,13 @@
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+
+from numpy.typing import ArrayLike
 
 from epfast._core._types import Array
 from epfast._core.loss import CoreLoss
+
+Out = Array | Sequence[Array]
+
+def real(name: str, value: ArrayLike) -> Array: ...
 
 class SiteScheme:
     def begin_sweep(self, sweep: int) -> None: ...
@@ -20,7 +25,15 @@ class TiltedMoments:
     ) -> None: ...
     def begin_sweep(self, sweep: int) -> None: ...
     def call(
-        self, y: Any, m: Any, v: Any, power: Any = ..., out: Any = ...
+        self,
+        y: ArrayLike,
+        m: ArrayLike,
+        v: ArrayLike,
+        power: ArrayLike = ...,
+        out: Out | None = ...,
+    ) -> tuple[Array, Array, Array]: ...
+    def broadcast(
+        self, y: ArrayLike, m: ArrayLike, v: ArrayLike, power: ArrayLike, out: Out | None
     ) -> tuple[Array, Array, Array]: ...
     def many(
         self, y: Array, m: Array, v: Array, power: Array, lZ: Array, dlZ: Array, d2lZ: Array

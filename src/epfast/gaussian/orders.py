@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from epfast import families
 from epfast._arrays import CSR, Array, Piece, as_array, is_sparse
-from epfast._core.chunks import ChunkedSweep
+from epfast._core.chunks import MOST_LANES, ChunkedSweep
 from epfast._core.row_sweeps import BlockedSweep, SiteFits
 from epfast._core.rows import Rows
 from epfast._core.thread_pool import ThreadPool
@@ -66,6 +66,11 @@ FIRST = 32
 HALF_FROM = 256
 #: growth of the precision's diagonal after which it is formed anew, for its rounding
 DRIFT = 64.0
+#: work that a lane of a chunk is for, in multiplications of dense rows; what a row, and a product
+#: of two nonzeros of a sparse one, amount to
+LANE_WORK, ROW_WORK, PRODUCT_WORK = 3.3e6, 830.0, 8.3
+#: rows whose work pays for the sum of a lane, and the most bytes of the sums of all lanes
+ROWS_OF_SUM, LANE_BYTES = 100, 1 << 26
 
 
 def overshoots(problem: Problem) -> bool:
@@ -94,6 +99,28 @@ def chunk_size(problem: RowsOrProcess) -> int:
 def block_of(d: int, is_sparse: bool) -> int:
     """Rows per block of marginals."""
     return WIDE_BLOCK if is_sparse or d > NARROW else BLOCK
+
+
+def lanes_of(d: int, size: int, count: int, nonzeros: Indices | None) -> Indices:
+    """How many lanes each chunk of ``size`` of ``count`` rows is cut into: powers of 2.
+
+    They depend on the rows alone and not on threads, so that results do not either.
+
+    Parameters
+    ----------
+    nonzeros : ndarray of shape (count,) or None
+        Of the rows. None: they are dense.
+    """
+    first = np.arange(0, count, size)
+    work = ROW_WORK * np.minimum(size, count - first)
+    if nonzeros is None:
+        work *= 1.0 + d * d / ROW_WORK
+    else:
+        work += PRODUCT_WORK * np.add.reduceat(np.square(nonzeros, dtype=np.float64), first)
+    by_work = np.minimum(1.0 + work / LANE_WORK, work / (ROWS_OF_SUM * d * d))
+    most = np.clip(by_work, 1.0, min(MOST_LANES, 1.0 + LANE_BYTES / (8 * d * d)))
+    lanes: Indices = np.exp2(np.floor(np.log2(most))).astype(np.intp)
+    return lanes
 
 
 class ChunkMemory(NamedTuple):
@@ -141,6 +168,8 @@ class Layout(NamedTuple):
     #: the rows of X in ``rows``, in the order of the visits
     places: Indices | None
     is_sparse: bool
+    #: of ``rows``, where these are sparse
+    nonzeros: Indices | None = None
 
 
 def layout_of(problem: Problem, visits: Indices) -> Layout:
@@ -149,10 +178,16 @@ def layout_of(problem: Problem, visits: Indices) -> Layout:
     if is_sparse(X):
         if X.nnz >= np.iinfo(np.intc).max:
             return Layout(visits, None, None, True)
-        return Layout(visits, Rows(ordered(X[visits])), np.arange(n), True)
+        rows = ordered(X[visits])
+        return Layout(visits, Rows(rows), np.arange(n), True, nonzeros_of(rows))
     if X.dtype != np.float64 or not (X.flags.c_contiguous and X.flags.aligned):
         return Layout(visits, None, None, False)
     return Layout(visits, Rows(X), visits, False)
+
+
+def nonzeros_of(rows: CSR) -> Indices:
+    """Count the stored entries of each row."""
+    return np.diff(rows.indptr).astype(np.intp)
 
 
 def visits_in_chunks(problem: RowsOrProcess, sweep: int, layout: Layout | None) -> Indices:
@@ -288,14 +323,11 @@ class InChunks(Visits[RowState, RowMemory]):
         """How many threads a chunk of this size is for."""
         if self.n_threads == 1:
             return 1
-        # of rows that are gathered, a dense one stands for all
-        rows = layout.rows
-        if rows is None:
-            if layout.is_sparse:
-                return self.n_threads
-            rows = Rows(np.zeros((1, self.problem.shape[1])))
-        places = np.zeros(size, np.intp) if layout.places is None else layout.places[:size]
-        return min(self.n_threads, self.core.threads_for(rows, places, size))
+        if layout.is_sparse and layout.nonzeros is None:  # the rows are gathered
+            return self.n_threads
+        nonzeros, count = layout.nonzeros, min(size, len(layout.visits))
+        part = None if nonzeros is None else nonzeros[:count]
+        return min(self.n_threads, int(lanes_of(self.problem.shape[1], count, count, part)[0]))
 
     def _at_once(self, size: int) -> int:
         """Rows of as many chunks as one look at signals is for."""
@@ -309,22 +341,28 @@ class InChunks(Visits[RowState, RowMemory]):
         Return how many keep their sites, since no order takes them.
         """
         problem, visits, lost = self.problem, layout.visits[part], 0
+        nonzeros = None
         if layout.rows is None or layout.places is None:
             gathered = problem.data.X[visits]
-            rows = Rows(
-                np.ascontiguousarray(gathered, dtype=np.float64)
-                if isinstance(gathered, np.ndarray)
-                else ordered(gathered)
-            )
+            if isinstance(gathered, np.ndarray):
+                rows = Rows(np.ascontiguousarray(gathered, dtype=np.float64))
+            else:
+                gathered = ordered(gathered)
+                rows, nonzeros = Rows(gathered), nonzeros_of(gathered)
             places = np.arange(len(visits))
         else:
             rows, places = layout.rows, layout.places[part]
+            nonzeros = None if layout.nonzeros is None else layout.nonzeros[part]
         y, weights = problem.data.y, problem.data.weights
         todo = [(0, len(visits), size)]
         while todo:
             first, stop, size = todo.pop()
             which = slice(first, stop)
-            done = self.core.advance(rows, places[which], visits[which], y, weights, size, *sites)
+            part_of = None if nonzeros is None else nonzeros[which]
+            lanes = lanes_of(problem.shape[1], size, stop - first, part_of)
+            done = self.core.advance(
+                rows, places[which], visits[which], y, weights, size, *sites, None, lanes
+            )
             first += done
             if first == stop:
                 continue

@@ -56,7 +56,7 @@ class Request:
     #: form of q, a key of the table
     posterior: str = "full"
     batch_size: int | None = None
-    schedule: Schedule | None = None
+    schedule: Schedule | FilledSchedule | None = None
     beta: float | None = None
     options: Options = field(default_factory=dict)
 
@@ -272,7 +272,7 @@ class Asked(NamedTuple):
 def legal(
     posterior: str,
     factor: str,
-    schedule: Schedule,
+    schedule: Schedule | FilledSchedule,
     scheme: Scheme,
     loss: Loss,
     options: Options = NO_OPTIONS,
@@ -314,7 +314,7 @@ def legal(
     return row
 
 
-def _no_cell(key: Key, table: Table, schedule: Schedule) -> str:
+def _no_cell(key: Key, table: Table, schedule: Schedule | FilledSchedule) -> str:
     """Why there is no such cell, and what is allowed."""
     posterior, factor, stores = key
     stored = [s for p, f, s in table if (p, f) == (posterior, factor)]
@@ -331,7 +331,9 @@ def _no_cell(key: Key, table: Table, schedule: Schedule) -> str:
     )
 
 
-def _check_cell(key: Key, row: Combination, schedule: Schedule, scheme: Scheme, loss: Loss) -> None:
+def _check_cell(
+    key: Key, row: Combination, schedule: Schedule | FilledSchedule, scheme: Scheme, loss: Loss
+) -> None:
     """Refuse a loss, a scheme or an order that a cell is not for."""
     factor = key[1]
     if (factor == "latents") != (loss.latents != 1):
@@ -365,7 +367,7 @@ def _check_cell(key: Key, row: Combination, schedule: Schedule, scheme: Scheme, 
         )
 
 
-def asked(schedule: Schedule, scheme: Scheme, options: Options) -> list[Asked]:
+def asked(schedule: Schedule | FilledSchedule, scheme: Scheme, options: Options) -> list[Asked]:
     """The arguments that only some combinations take, then those that exclude each other."""
     every = [Asked(name, value, name) for name, value in options.items() if value is not None]
     if scheme.relaxes:
@@ -479,7 +481,7 @@ def default_scheme(loss: losses.Loss, factor: str, posterior: str) -> Scheme:
     )
 
 
-def _check_tasks(schedule: Schedule, scheme: Scheme) -> None:
+def _check_tasks(schedule: Schedule | FilledSchedule, scheme: Scheme) -> None:
     """Refuse an executor for what is no set of tasks."""
     if scheme.learns:
         raise ValueError(

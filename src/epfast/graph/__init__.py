@@ -1,9 +1,17 @@
 """Variables and factors, by message passing."""
 
-from epfast.graph.factors import Between
-from epfast.graph.factors_categorical import Mixture, Table
-from epfast.graph.factors_chains import Transition, Walk
-from epfast.graph.factors_continuous import CompoundGamma, LogisticLink, Noise, Product
+from epfast.graph.catalogue import (
+    Between,
+    Category,
+    CompoundGamma,
+    LogisticLink,
+    Mixture,
+    Noise,
+    Product,
+    Table,
+    Transition,
+    Walk,
+)
 from epfast.graph.fit import Graph
 from epfast.graph.own import Factor
 from epfast.graph.posterior import GraphPosterior
@@ -13,6 +21,7 @@ from epfast.operators.quadrature import QuadratureMessages
 
 __all__ = [
     "Between",
+    "Category",
     "CompoundGamma",
     "Factor",
     "Graph",

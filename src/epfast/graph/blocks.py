@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from scipy import linalg
@@ -19,12 +19,13 @@ from epfast.gaussian.prior import prior_of
 from epfast.gaussian.rows import Data
 from epfast.gaussian.shards import WarmStart
 from epfast.gaussian.table import Request, choose, engine_of
-from epfast.graph.factors import Batch, LinearFactor
+from epfast.graph.beliefs import BlockBelief
+from epfast.graph.catalogue.linear import LinearFactor
+from epfast.graph.factors import Batch
 from epfast.graph.variables import Index
 from epfast.inference import Sites, Swept
-from epfast.inference.loop import Summary
 from epfast.inference.runtime import Tick
-from epfast.schedules import Schedule
+from epfast.schedules import FilledSchedule
 
 
 class BlockPrior(NamedTuple):
@@ -47,48 +48,6 @@ class BlockPrior(NamedTuple):
         assert belief is not None  # it was checked when the block was made
         half = w @ (self.precision @ self.mean) - belief.partition
         return np.asarray(half - 0.5 * np.einsum("ij,ij->i", w @ self.precision, w))
-
-
-class BlockBelief(NamedTuple):
-    """The belief about a block: a Gaussian."""
-
-    #: (d, d)
-    covariance: Array
-    #: in the shape of the block
-    mean: Array
-    #: log partition function, without terms that depend on d alone
-    partition: float
-
-    @property
-    def variance(self) -> Array:
-        return self.covariance.diagonal().reshape(self.mean.shape).copy()
-
-    @property
-    def sd(self) -> Array:
-        return np.sqrt(self.variance)
-
-    def covariances_of(self, columns: Index) -> Array:
-        """Covariances (m, q, q) of the entries in each row of columns (m, q)."""
-        at = np.asarray(columns)
-        return np.asarray(self.covariance[at[:, :, None], at[:, None, :]])
-
-    @property
-    def summary(self) -> Summary:
-        return Summary(self.mean, self.covariance.diagonal())
-
-    def shaped(self, shape: tuple[int, ...]) -> BlockBelief:
-        """A copy, about a block of this shape."""
-        mean = self.mean.reshape(shape).copy()
-        return BlockBelief(self.covariance.copy(), mean, self.partition)
-
-    def latent(self, rows: Matrix) -> tuple[Array, Array]:
-        """Mean and variance of forms x'w, (n,) each, for rows (n, d)."""
-        return rows @ self.mean, (rows * (rows @ self.covariance)).sum(axis=1)
-
-    def coloring(self) -> tuple[Callable[[Array], Array], float]:
-        """Makes standard normal draws (m, d) draws about the mean. And log det covariance / 2."""
-        root = np.linalg.cholesky(self.covariance)
-        return lambda z: z @ root.T, float(np.log(root.diagonal()).sum())
 
 
 def belief_of(precision: Array, shift: Array) -> BlockBelief | None:
@@ -212,6 +171,16 @@ def belief_from(covariance: Array, mean: Array) -> BlockBelief | None:
 # ---- blocks that are linear models ----
 
 
+class LinearState(Protocol):
+    """What is read of the state of a linear model."""
+
+    @property
+    def sites(self) -> Sites | None: ...
+
+    @property
+    def sweeps(self) -> int: ...
+
+
 class LinearPart:
     """A block and its factors, fitted by the engine of :func:`epfast.fit_linear`.
 
@@ -219,7 +188,7 @@ class LinearPart:
     linear model, whose sweeps are products of matrices.
     """
 
-    def __init__(self, prior: BlockPrior, batch: Batch, schedule: Schedule) -> None:
+    def __init__(self, prior: BlockPrior, batch: Batch, schedule: FilledSchedule) -> None:
         self.batch, self.prior = batch, prior
         factor, data = batch.factor, batch.data
         assert isinstance(factor, LinearFactor)
@@ -232,10 +201,10 @@ class LinearPart:
         chosen = choose(Request(loss, factor.scheme, schedule=schedule))
         normal = prior_of(prior.precision, prior.mean, True)
         self.problem = chosen.problem(Data(rows, y), normal)
-        self.engine: Any = engine_of(self.problem)
+        self.engine = engine_of(self.problem)
         self.own_sites = schedule.stores == "factor"
 
-    def init(self, kept: tuple[Array, Array] | None, sweeps: int) -> Any:
+    def init(self, kept: tuple[Array, Array] | None, sweeps: int) -> LinearState:
         """The state before the first sweep, with known sites unless they make it improper.
 
         kept: sites and log scales as those of :func:`linear_sites`.
@@ -251,21 +220,23 @@ class LinearPart:
             own = Sites(tau / (a * a), nu / a, log_scale)
             start = WarmStart(own, self.prior.mean, None, sweeps)
             with contextlib.suppress(ValueError, FloatingPointError):
-                return self.engine.init(start)
-        return self.engine.init(None)
+                resumed: LinearState = self.engine.init(start)
+                return resumed
+        state: LinearState = self.engine.init(None)
+        return state
 
-    def sweep(self, state: Any, keep: bool, tick: Tick) -> Swept[Any]:
+    def sweep(self, state: LinearState, keep: bool, tick: Tick) -> Swept[LinearState]:
         """One sweep. keep: leave the old state unchanged."""
-        swept: Swept[Any] = self.engine.sweep(state, keep, tick)
+        swept: Swept[LinearState] = self.engine.sweep(state, keep, tick)
         return swept
 
-    def belief(self, state: Any, hurry: bool = False) -> BlockBelief:
+    def belief(self, state: LinearState, hurry: bool = False) -> BlockBelief:
         """The belief about the block. O(d^3)."""
         moments = with_moments(self.engine.finish(state, hurry))
         return BlockBelief(moments.covariance, moments.mean, 0.0)
 
 
-def linear_sites(batch: Batch, state: Any) -> tuple[Array, Array] | None:
+def linear_sites(batch: Batch, state: LinearState) -> tuple[Array, Array] | None:
     """Sites of a :class:`LinearPart` about the form of each factor, (2 n,), and log scales, (n,).
 
     None if factors share sites, or if no sites are stored.
@@ -277,7 +248,7 @@ def linear_sites(batch: Batch, state: Any) -> tuple[Array, Array] | None:
     return pairs.ravel(), sites.log_scale
 
 
-def is_linear(batch: Batch, schedule: Schedule) -> bool:
+def is_linear(batch: Batch, schedule: FilledSchedule) -> bool:
     """Whether a batch is a linear model of its block."""
     if not isinstance(batch.factor, LinearFactor) or len(batch.parts) != 1:
         return False

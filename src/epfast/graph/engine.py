@@ -7,7 +7,7 @@ import logging
 import math
 from collections import Counter
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,11 +18,12 @@ from epfast._core.thread_pool import ThreadPool
 from epfast.families import POSSIBLE
 from epfast.gaussian.engine import block_size
 from epfast.gaussian.forms.sparse import Pace, paced
+from epfast.graph.beliefs import BlockBelief
 from epfast.graph.blocks import (
     About,
-    BlockBelief,
     BlockPrior,
     LinearPart,
+    LinearState,
     abouts,
     belief_from,
     belief_of,
@@ -31,10 +32,11 @@ from epfast.graph.blocks import (
     natural,
     prior_belief,
 )
+from epfast.graph.catalogue.linear import LinearFactor
 from epfast.graph.factors import Batch
 from epfast.graph.limit import FIRST, SLOW, TRIES, Limit
-from epfast.graph.problem import GraphProblem, GraphState, UpdateOrder
-from epfast.graph.sparse_blocks import FormsOnPattern, naturals
+from epfast.graph.problem import GraphProblem, GraphState, UpdateOrder, legal
+from epfast.graph.sparse_blocks import FormsOnPattern, SparseBlockPrior, naturals
 from epfast.graph.variables import Index, LinearForm, Terms
 from epfast.inference import Counts, Sites, Summary, Swept
 from epfast.inference.loop import change
@@ -111,7 +113,7 @@ def for_core(
     is a variable, and their beliefs are one after another from ``slot`` on.
     """
     numbers = [prior.number for prior in problem.priors]
-    edges, about = problem.edges(batch), abouts(batch, numbers, problem.sizes)
+    edges, about = problem.edges(batch), abouts(batch, numbers, problem.model.sizes)
     for k, part in enumerate(about):
         if part.block not in moving:
             slots = slot + 2 * np.arange(batch.n)
@@ -147,7 +149,7 @@ def kept_sites(
     """
     before = start.by_batch
     sites, scales = [], []
-    for batch, rows in zip(problem.batches, program.rows, strict=True):
+    for batch, rows in zip(problem.model.batches, program.rows, strict=True):
         taken = batch.select(rows)
         counts = problem.numbers(taken)
         kept, scale = np.zeros(counts.sum()), np.zeros(batch.n)
@@ -170,7 +172,7 @@ def kept_sites(
 
 def log_integrals(problem: GraphProblem, state: GraphState, batch: Batch) -> Array:
     """Log of the integral of each factor of a batch over the beliefs, (n,)."""
-    problem = problem._replace(schedule=EP())
+    problem = problem._replace(schedule=legal(EP()))
     moving = {
         k: (np.array(q.covariance), np.array(q.mean))
         for k, q in enumerate(state.blocks)
@@ -187,6 +189,19 @@ def log_integrals(problem: GraphProblem, state: GraphState, batch: Batch) -> Arr
     return log_z
 
 
+#: beliefs about blocks; those of linear models are their engines'
+Blocks = tuple[Any, ...]
+
+
+class SweepArrays(NamedTuple):
+    """The arrays of a sweep: beliefs before it, and what it changes."""
+
+    before: Array
+    beliefs: Array
+    sites: Array
+    scale: Array
+
+
 class GraphEngine:
     """Sweeps over all factors, alternately forward and backward."""
 
@@ -197,14 +212,16 @@ class GraphEngine:
         self, problem: GraphProblem, watch: LinearForm | None = None, by_parts: bool = True
     ) -> None:
         self.whole = problem
-        self.n_sites = problem.n_factors
-        dense = {k: p for k, p in enumerate(problem.priors) if isinstance(p, BlockPrior)}
+        self.n_sites = problem.model.n_factors
+        priors = dict(enumerate(problem.priors))
+        #: priors of blocks of matrices, by place
+        self.dense = dense = {k: p for k, p in priors.items() if isinstance(p, BlockPrior)}
         self.order_of_matrices = max((prior.d for prior in dense.values()), default=0)
         self.evidence_bound = problem.evidence_bound
         #: engines of blocks that are linear models of their own, by place
         linear = problem.linear() if by_parts else {}
         self.linear = {
-            place: LinearPart(problem.priors[place], problem.batches[k], problem.schedule)
+            place: LinearPart(dense[place], problem.model.batches[k], problem.schedule)
             for place, k in linear.items()
         }
         #: the rest of the problem, for the core
@@ -213,16 +230,16 @@ class GraphEngine:
         self.watch = watch
         #: the last of these distances
         self.distance = FAR
-        self.n_gaussians = problem.n_gaussians
+        self.n_gaussians = problem.model.n_gaussians
         schedule = problem.schedule
-        all_gaussian = problem.n_gaussians == len(problem.families)
+        all_gaussian = problem.model.n_gaussians == len(problem.model.families)
         # long fits reach the same fixed point in fewer sweeps
         slow = watch is None and schedule.tol > 0.0
         self.limit: Limit | None = None
         if slow or (watch is not None and all_gaussian):
             self.limit = self._limit(SLOW if slow else FIRST)
-        self.program = problem.program(problem.order())
-        self.blocks = [k for k in range(len(problem.blocks)) if k not in self.linear]
+        self.program = problem.program(problem.model.order())
+        self.blocks = [k for k in range(len(problem.model.blocks)) if k not in self.linear]
         #: beliefs about blocks of matrices, which a sweep changes in place
         self.moving = {
             k: (np.array(prior.precision), np.array(prior.mean))
@@ -233,7 +250,7 @@ class GraphEngine:
         self.batches: list[core.GraphBatch] = []
         first_site = 0
         #: batches with their factors in the order of updates
-        self.in_order = list(map(Batch.select, problem.batches, self.program.rows))
+        self.in_order = list(map(Batch.select, problem.model.batches, self.program.rows))
         #: for each of them the places in the beliefs of the numbers of its sites
         self.site_places = [problem.site_places(batch)[0] for batch in self.in_order]
         # beliefs about forms over sparse blocks are after those of variables
@@ -250,15 +267,15 @@ class GraphEngine:
         self.slots = np.empty(slot - len(problem.prior))
         #: blocks with a sparse precision, by place
         self.sparse = {
-            k: FormsOnPattern(problem.priors[k], [part for part in self.about if part.block == k])
-            for k in self.blocks
-            if k not in self.moving
+            k: FormsOnPattern(prior, [part for part in self.about if part.block == k])
+            for k, prior in priors.items()
+            if isinstance(prior, SparseBlockPrior)
         }
         self.core, self.pieces = self._runs(self.program.segments)
         #: if all factors read the same beliefs, each batch is one run
         self.together = self._runs(
             np.array(
-                [(k, 0, batch.n) for k, batch in enumerate(problem.batches)], dtype=np.intp
+                [(k, 0, batch.n) for k, batch in enumerate(problem.model.batches)], dtype=np.intp
             ).reshape(-1, 3)
         )
         #: places in the beliefs of the belief about the last form over each block
@@ -266,11 +283,10 @@ class GraphEngine:
         first = problem.at[np.array(numbers, dtype=np.intp)]
         self.of_forms = (first[:, None] + np.arange(2)).ravel()
         self.others = problem.others()
-        self.sharp = any(batch.factor.sharp for batch in problem.batches)
         prior = problem.prior
-        self.prior_partition = core.compare(prior, prior, problem.n_gaussians)[1]
+        self.prior_partition = core.compare(prior, prior, problem.model.n_gaussians)[1]
         self.prior_partition += self.others.prior_partition(prior)
-        self.block_priors = tuple(self._prior_of(k) for k in range(len(problem.blocks)))
+        self.block_priors = tuple(self._prior_of(k) for k in range(len(problem.model.blocks)))
         self.prior_partition += sum(self.block_priors[k].partition for k in self.moving)
         #: whether all factors are updated together from the first sweep on
         self.starts_together = schedule.order == "parallel" or (
@@ -285,9 +301,9 @@ class GraphEngine:
         return Limit(self.n_gaussians, first, TRIES if self.problem.sparse else 1)
 
     def _prior_of(self, k: int) -> Any:
-        block = self.problem.priors[k]
         if k in self.sparse:  # it may be flat
             return None
+        block = self.dense[k]
         if k in self.linear:  # its engine has the prior
             return BlockBelief(np.full_like(block.precision, np.nan), block.mean, 0.0)
         belief = prior_belief(block)
@@ -396,7 +412,7 @@ class GraphEngine:
         problem = self.problem
         if problem.schedule.stores == "none":
             return state
-        wide = [k for k in self.moving if is_wide(problem.priors[k], k, self.about)]
+        wide = [k for k in self.moving if is_wide(self.dense[k], k, self.about)]
         if not wide:
             return state
         sites, blocks = state.sites.copy(), list(state.blocks)
@@ -404,21 +420,21 @@ class GraphEngine:
             if about.block in wide:
                 sites[about.at], sites[about.at + 1] = about.first.T
         for k in wide:
-            precision, shift = natural(problem.priors[k], k, self.about, sites)
+            precision, shift = natural(self.dense[k], k, self.about, sites)
             block = belief_of(precision, shift)
             if block is None:
                 return state
             blocks[k] = block
         return state._replace(sites=sites, blocks=tuple(blocks))
 
-    def _resumed(self, part: LinearPart, start: GraphStart) -> Any:
+    def _resumed(self, part: LinearPart, start: GraphStart) -> LinearState:
         """The state of a linear model with its sites in an earlier posterior."""
-        alone = self.problem._replace(batches=(part.batch,))
+        alone = self.problem.having((part.batch,))
         rows = UpdateOrder((np.arange(part.batch.n),), self.program.segments)
         kept = None if self.problem.tied else kept_sites(alone, rows, start)
         return part.init(kept, start.state.sweeps)
 
-    def _of_blocks(self, state: GraphState, sites: Array) -> tuple[Any, ...] | None:
+    def _of_blocks(self, state: GraphState, sites: Array) -> Blocks | None:
         """Beliefs about blocks as priors times sites. None if one is improper.
 
         Beliefs about linear models are unchanged, since their engines have them.
@@ -431,10 +447,16 @@ class GraphEngine:
             elif self.problem.schedule.stores == "none":
                 blocks[k] = belief_from(*self.moving[k])
             else:
-                blocks[k] = believed(self.problem.priors[k], k, self.about, sites)
+                blocks[k] = believed(self.dense[k], k, self.about, sites)
             if blocks[k] is None:
                 return None
         return tuple(blocks)
+
+    @cached_property
+    def sharp(self) -> bool:
+        """Whether moments of some factors change sharply, as those of quick Laplace."""
+        factors = [batch.factor for batch in self.problem.model.batches]
+        return any(isinstance(factor, LinearFactor) and factor.sharp for factor in factors)
 
     @cached_property
     def places(self) -> tuple[Index, Array | None]:
@@ -442,7 +464,7 @@ class GraphEngine:
         where = np.concatenate([np.empty(0, dtype=np.intp), *self.site_places])
         if not self.problem.tied:
             return where, None
-        counts = np.array([batch.n for batch in self.problem.batches], dtype=np.float64)
+        counts = np.array([batch.n for batch in self.problem.model.batches], dtype=np.float64)
         return where, np.repeat(counts, list(map(len, self.site_places)))
 
     def added_up(self, sites: Array) -> Array:
@@ -492,7 +514,7 @@ class GraphEngine:
             return swept
         pairs = zip(self.linear.values(), state.linear, strict=True)
         others = [part.sweep(old, keep, tick) for part, old in pairs]
-        every = [swept, *others]
+        every: list[Swept[GraphState] | Swept[LinearState]] = [swept, *others]
         counts = (part.counts for part in every)
         refused, failed = map(sum, zip(*(count[:2] for count in counts), strict=True))
         return swept._replace(
@@ -505,69 +527,98 @@ class GraphEngine:
 
     def _sweep(self, state: GraphState, keep: bool, tick: Tick) -> Swept[GraphState]:
         """One sweep of the factors of the core."""
-        schedule = self.problem.schedule
         if not self.batches:
             evidence = sum(state.blocks[k].partition for k in self.sparse)
             return Swept(state._replace(sweeps=state.sweeps + 1), 0.0, evidence)
-        in_order = not state.together and schedule.stores != "none"
-        if in_order and not keep and not self.blocks:
-            # between two runs beliefs are the sums of priors and sites
-            before = self.before
-            np.copyto(before, state.beliefs)
-            beliefs, sites, scale = state.beliefs, state.sites, state.log_scale
-        else:
-            before, beliefs = state.beliefs, state.beliefs.copy()
-            sites, scale = state.sites.copy(), state.log_scale.copy()
-        if state.sweeps and state.sweeps % REFRESH == 0 and schedule.stores != "none":
-            np.copyto(beliefs, self.added_up(sites))
-        if schedule.stores == "none":
-            sites[:] = scale[:] = 0.0
-        self._move_blocks(state.blocks)
-        looked = state.together
+        schedule, in_order = self.problem.schedule, self._is_in_order(state)
+        work, looks = self._begin(state, keep), state.together
         if in_order:
-            looked = self._to_the_limit(state, beliefs, sites, scale)
-        beliefs = np.concatenate([beliefs, self.slots]) if len(self.slots) else beliefs
-        damping = schedule.damping * state.damping
-        if state.together and not self.starts_together:
-            damping *= SHARED_DAMPING
-        backward = state.sweeps % 2 == 1 and schedule.stores != "none"
-        begun = (sites.copy(), scale.copy()) if len(self.slots) else (sites, scale)
-        # if all factors are updated together, they read the old beliefs and sites
-        read, old_sites = (beliefs.copy(), sites.copy()) if state.together else (beliefs, sites)
-        program, pieces = self.together if state.together else (self.core, self.pieces)
-        for first, stop, count in pieces[::-1] if backward else pieces:
-            program.run(
-                first,
-                stop,
-                backward,
-                read,
-                beliefs,
-                old_sites,
-                sites,
-                scale,
-                schedule.power,
-                damping,
-            )
-            tick(count)
-        pace = state.pace
-        if len(self.slots):
-            beliefs = beliefs[: len(before)].copy()
-            pace = self._paced(pace, begun, sites, scale)
+            looks = self._to_the_limit(state, work.beliefs, work.sites, work.scale)
+        work, pace = self._run(state, work, tick)
         refused, failed = self.core.counts()
         self._refuse_the_impossible()
         self.remedy = remedy_for(self.reasons, state.damping)
-        blocks = state.blocks
+        blocks, settled = state.blocks, None
         # one direction may move nothing and the next one much, if moments change sharply
         most = schedule.tol * schedule.damping * state.damping
-        settled = False if self.sharp and in_order and state.change > most else None
-        if state.together or self.blocks:
-            beliefs, sites, blocks, whole = self._accepted(state, before, beliefs, sites)
-            settled = settled if whole else False
-        if self.others.excludes_all(beliefs):  # the next sweep names the factor
+        if self.sharp and in_order and state.change > most:
             settled = False
+        if state.together or self.blocks:
+            work, blocks, whole = self._accepted(state, work)
+            settled = settled if whole else False
+        if self.others.excludes_all(work.beliefs):  # the next sweep names the factor
+            settled = False
+        moved, partition = self._measure(state, work, blocks, pace)
+        distance = moved if self.watch is None else self._watched(work, moved, looks)
+        new = self._next(state, work, blocks, pace, moved, distance)
+        return Swept(
+            new,
+            distance / (state.damping * schedule.damping),
+            partition - self.prior_partition + float(work.scale.sum()),
+            Counts(refused, failed),
+            settled=settled,
+            damping=state.damping,
+        )
+
+    def _is_in_order(self, state: GraphState) -> bool:
+        """Whether factors are updated one after the other, and have sites."""
+        return not state.together and self.problem.schedule.stores != "none"
+
+    def _damping(self, state: GraphState) -> float:
+        """Of the updates of a sweep."""
+        shared = state.together and not self.starts_together
+        damping: float = self.problem.schedule.damping * state.damping
+        return damping * SHARED_DAMPING if shared else damping
+
+    def _begin(self, state: GraphState, keep: bool) -> SweepArrays:
+        """The arrays of the sweep: copies, or those of the state if it is not needed again."""
+        stores = self.problem.schedule.stores != "none"
+        if self._is_in_order(state) and not keep and not self.blocks:
+            # between two runs beliefs are the sums of priors and sites
+            np.copyto(self.before, state.beliefs)
+            work = SweepArrays(self.before, state.beliefs, state.sites, state.log_scale)
+        else:
+            copies = (x.copy() for x in (state.beliefs, state.sites, state.log_scale))
+            work = SweepArrays(state.beliefs, *copies)
+        if state.sweeps and state.sweeps % REFRESH == 0 and stores:
+            np.copyto(work.beliefs, self.added_up(work.sites))
+        if not stores:
+            work.sites[:] = work.scale[:] = 0.0
+        self._move_blocks(state.blocks)
+        return work
+
+    def _run(self, state: GraphState, work: SweepArrays, tick: Tick) -> tuple[SweepArrays, Pace]:
+        """Update all factors once."""
+        schedule, damping = self.problem.schedule, self._damping(state)
+        before, beliefs, sites, scale = work
+        backward = state.sweeps % 2 == 1 and schedule.stores != "none"
+        forms = len(self.slots) > 0
+        if forms:
+            beliefs = np.concatenate([beliefs, self.slots])
+        old = (sites.copy(), scale.copy()) if forms else (sites, scale)
+        # if all factors are updated together, they read the old beliefs and sites
+        read, old_sites = (beliefs.copy(), sites.copy()) if state.together else (beliefs, sites)
+        arrays = backward, read, beliefs, old_sites, sites, scale, schedule.power, damping
+        program, pieces = self.together if state.together else (self.core, self.pieces)
+        for first, stop, count in pieces[::-1] if backward else pieces:
+            program.run(first, stop, *arrays)
+            tick(count)
+        if not forms:
+            return work, state.pace
+        pace = self._paced(state.pace, old, sites, scale)
+        return work._replace(beliefs=beliefs[: len(before)].copy()), pace
+
+    def _measure(
+        self, state: GraphState, work: SweepArrays, blocks: Blocks, pace: Pace
+    ) -> tuple[float, float]:
+        """How far the sweep moved beliefs, and the sum of their log partition functions.
+
+        Beliefs that lost digits are recomputed, in place.
+        """
+        before, beliefs, sites, _ = work
         distance, partition = core.compare(before, beliefs, self.n_gaussians)
         distance = float(np.maximum(distance, self.others.change(before, beliefs)))
-        if distance > LOSING and schedule.stores != "none":
+        if distance > LOSING and self.problem.schedule.stores != "none":
             anew = self.added_up(sites)
             if self.is_proper(anew):
                 np.copyto(beliefs, anew)
@@ -578,41 +629,56 @@ class GraphEngine:
             distance = float(np.maximum(distance, moved))
         partition += self.others.partition(beliefs)
         partition += sum(blocks[k].partition for k in self.blocks)
-        moved = distance
-        if self.watch is not None and looked:
-            terms = self.watch.terms
-            places = self.problem.at[terms.variables]
-            self.distance = distance = core.compare_forms(
-                before, beliefs, terms.starts, places, terms.coefficient
-            )
-        elif self.watch is not None:
-            distance = max(distance, self.distance)
-        evidence = partition - self.prior_partition + float(scale.sum())
+        return distance, partition
+
+    def _watched(self, work: SweepArrays, moved: float, looks: bool) -> float:
+        """How far watched forms moved, or beliefs where these are not looked at."""
+        assert self.watch is not None
+        if not looks:
+            return max(moved, self.distance)
+        terms = self.watch.terms
+        places = self.problem.at[terms.variables]
+        self.distance = core.compare_forms(
+            work.before, work.beliefs, terms.starts, places, terms.coefficient
+        )
+        return self.distance
+
+    def _next(
+        self,
+        state: GraphState,
+        work: SweepArrays,
+        blocks: Blocks,
+        pace: Pace,
+        moved: float,
+        distance: float,
+    ) -> GraphState:
+        """The state after the sweep, or the start of the fit where sweeps diverge."""
+        schedule, together = self.problem.schedule, state.together
         # in a cycle moves decrease as often as they increase. Sequential sweeps go forward and
         # backward, and are compared with those of the same direction
-        more = moved > state.moves[1 if state.together else 0]
+        more = moved > state.moves[1 if together else 0]
         grown = state.grown + 2 if more else max(0, state.grown - 1)
-        together = state.together
         diverges = grown >= 2 * MOST_GROWTHS and schedule.stores != "none"
         if diverges and together and not self.problem.tied:
             logger.info("parallel updates diverge: sequential updates from now on")
             together, diverges, grown = False, False, 0
         if self.problem.tied and distance > 0.5 * state.change:
             together = True
-        sweeps, moves = state.sweeps + 1, (state.moves[1], moved)
-        new = GraphState(beliefs, sites, scale, sweeps, together, distance, moves, grown)
-        new = new._replace(damping=state.damping, blocks=blocks, pace=pace)
-        restless = moved > RESTLESS and grown * damping >= 2 * MOST_RESTLESS
-        if diverges and (moved > ASTRAY or restless):
-            new = self._begun_again(new)
-        return Swept(
-            new,
-            distance / (state.damping * schedule.damping),
-            evidence,
-            Counts(refused, failed),
-            settled=settled,
+        new = GraphState(
+            work.beliefs,
+            work.sites,
+            work.scale,
+            state.sweeps + 1,
+            together,
+            distance,
+            (state.moves[1], moved),
+            grown,
             damping=state.damping,
+            blocks=blocks,
+            pace=pace,
         )
+        restless = moved > RESTLESS and grown * self._damping(state) >= 2 * MOST_RESTLESS
+        return self._begun_again(new) if diverges and (moved > ASTRAY or restless) else new
 
     def _paced(self, pace: Pace, begun: tuple[Array, Array], sites: Array, scale: Array) -> Pace:
         """Take a share of the change of the sites of forms over sparse blocks, in place.
@@ -652,7 +718,7 @@ class GraphEngine:
 
     def _refuse_the_impossible(self) -> None:
         """Raise if a factor excludes all values that its neighbours' beliefs allow."""
-        triples = zip(self.problem.batches, self.program.rows, self.batches, strict=True)
+        triples = zip(self.problem.model.batches, self.program.rows, self.batches, strict=True)
         for batch, rows, made in triples:
             if made.impossible:
                 row = batch.rows[rows[made.impossible - 1]]
@@ -663,7 +729,7 @@ class GraphEngine:
                     "values of the variables fulfil (for example small numbers in place of 0)"
                 )
 
-    def _move_blocks(self, blocks: tuple[Any, ...]) -> None:
+    def _move_blocks(self, blocks: Blocks) -> None:
         """Set the beliefs about blocks at which the next sweep begins."""
         for k, (covariance, mean) in self.moving.items():
             np.copyto(covariance, blocks[k].covariance)
@@ -677,9 +743,9 @@ class GraphEngine:
 
         Beliefs remain the sums of priors and sites.
         """
-        if self.limit is None or not self.limit.helps:
+        if self.limit is None or self.limit.tries < 1:
             return state.sweeps % WATCHED == 0 and state.sweeps > 0
-        limit = self.limit.visit(state.sweeps, beliefs, sites, scale)
+        self.limit, limit = self.limit.push(state.sweeps, beliefs, sites, scale)
         if limit is None or not self.is_proper(limit[0]):
             return False
         blocks = self._of_blocks(state, limit[1])
@@ -705,21 +771,20 @@ class GraphEngine:
         parts = np.split(log_z, np.cumsum([len(order) for order in rows])[:-1])
         return tuple(part[np.argsort(order)] for part, order in zip(parts, rows, strict=True))
 
-    def _accepted(
-        self, state: GraphState, before: Array, beliefs: Array, sites: Array
-    ) -> tuple[Array, Array, tuple[Any, ...], bool]:
+    def _accepted(self, state: GraphState, work: SweepArrays) -> tuple[SweepArrays, Blocks, bool]:
         """The result of a sweep if it is proper, else after halving the step until it is.
 
-        Returns beliefs, sites, beliefs about blocks, and whether it was the whole step.
+        Returns it, beliefs about blocks, and whether it was the whole step.
         """
+        before, beliefs, sites, _ = work
         beliefs[self.of_forms] = np.tile([1.0, 0.0], len(self.of_forms) // 2)
         share = 1.0
         while True:
             blocks = self._of_blocks(state, sites) if self.is_proper(beliefs) else None
             if blocks is not None:
-                return beliefs, sites, blocks, share == 1.0
+                return work._replace(beliefs=beliefs, sites=sites), blocks, share == 1.0
             share *= 0.5
             if share < 0.5**HALVINGS:
-                return before, state.sites, state.blocks, False
+                return work._replace(beliefs=before, sites=state.sites), state.blocks, False
             sites = state.sites + 0.5 * (sites - state.sites)
             beliefs = before + 0.5 * (beliefs - before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -12,16 +13,14 @@ from epfast.families import FAMILIES
 from epfast.gaussian.files import Shape, check_shapes, shapes
 from epfast.gaussian.forms.sparse import Pace
 from epfast.gaussian.shards import WarmStart
-from epfast.graph.blocks import BlockBelief, BlockPrior, LinearPart
+from epfast.graph import catalogue
+from epfast.graph.beliefs import BlockBelief
+from epfast.graph.blocks import BlockPrior
+from epfast.graph.catalogue.linear import LinearFactor
 from epfast.graph.engine import GraphEngine, GraphStart
-from epfast.graph.factors import Batch, Between, LinearFactor
-from epfast.graph.factors_categorical import Mixture, Table
-from epfast.graph.factors_chains import StateTransition, Transition, Walk
-from epfast.graph.factors_continuous import CompoundGamma, LogisticLink, Noise, Product
-from epfast.graph.own import ScaleFactor
+from epfast.graph.factors import Batch, Kind
+from epfast.graph.model import BLOCK, CATEGORICAL, GraphModel
 from epfast.graph.problem import (
-    BLOCK,
-    CATEGORICAL,
     GraphProblem,
     GraphState,
     legal,
@@ -34,10 +33,16 @@ from epfast.losses import describe as describe_loss
 #: a posterior that was read
 Started = TypeVar("Started", bound=GraphStart)
 
-KINDS = (
-    *(LinearFactor, Between, Transition, Walk, Noise, Product, LogisticLink, CompoundGamma),
-    *(ScaleFactor, StateTransition, Table, Mixture),
-)
+
+def kinds_below(kind: type[Kind]) -> Iterator[type[Kind]]:
+    """All subclasses of a kind of factor."""
+    for below in kind.__subclasses__():
+        yield below
+        yield from kinds_below(below)
+
+
+#: the factors of the library, which files may hold
+KINDS = tuple(kind for kind in kinds_below(Kind) if kind.__module__.startswith(catalogue.__name__))
 #: classes in these posteriors, beside those in all posteriors
 PARTS = (
     *(
@@ -47,6 +52,7 @@ PARTS = (
         BlockPrior,
         GraphProblem,
         GraphState,
+        GraphModel,
         SparseBlockPrior,
         BlockTerms,
         Terms,
@@ -58,11 +64,12 @@ PARTS = (
 )
 #: shapes of the arrays of a posterior, see :func:`epfast.gaussian.files.check_shapes`
 SHAPES = (
-    shapes("problem", families="n", sizes="n", at=Shape("n", more=1))
-    | shapes("problem", times=Shape("n", infinite=True), given="p", prior="p")
+    shapes("problem.model", families="n", sizes="n", natural="p")
+    | shapes("problem.model", times=Shape("n", infinite=True))
+    | shapes("problem", at=Shape("n", more=1), prior="p")
     | shapes("state", beliefs="p", sites="s", log_scale="f")
 )
-OF_BATCHES = shapes("", rows="n") | shapes(
+OF_BATCHES = shapes("", rows="n", defined="n", labels="n") | shapes(
     "terms", starts=Shape("n", more=1), variables="t", coefficient="t"
 )
 
@@ -78,15 +85,15 @@ def parted(problem: GraphProblem, state: GraphState) -> tuple[GraphState, GraphP
     TypeError
         For factors that the user defined, and for losses and schemes with functions.
     """
-    for batch in problem.batches:
+    for batch in problem.model.batches:
         check_saved(batch)
-    linear = tuple(
+    starts = tuple(
         WarmStart(model.sites, problem.priors[place].mean, None, int(model.sweeps))
         for place, model in zip(problem.linear(), state.linear, strict=True)
     )
     blocks = tuple(belief if isinstance(belief, BlockBelief) else None for belief in state.blocks)
-    state = state._replace(linear=linear, blocks=blocks, change=float(state.change))
-    return state, problem._replace(priors=(), known=())
+    state = state._replace(linear=(), starts=starts, blocks=blocks, change=float(state.change))
+    return state, problem._replace(priors=(), in_priors=())
 
 
 def check_saved(batch: Batch) -> None:
@@ -133,6 +140,10 @@ def check_batch(batch: Batch, kinds: Index, sizes: Index, blocks: dict[int, int]
     edges = [(variables == part.block).sum() for part in batch.parts]
     if sum(edges) != (of < 0).sum() or any(count != batch.n for count in edges):
         raise ValueError(f"batch {batch.key}: neighbours are not those of its forms over blocks")
+    if batch.defined is not None:
+        index(batch.defined, len(kinds))
+    if batch.labels is not None:
+        index(batch.labels, 2)
     if batch.parts and not batch.factor.pattern.startswith("n+"):
         raise ValueError(f"batch {batch.key}: its factors take no forms over blocks")
     for block, rows in batch.parts:
@@ -150,33 +161,33 @@ def checked(post: Started) -> Started:
     """
     check_shapes(post, SHAPES)
     problem, state = post.problem, post.state
-    families, sizes = problem.families, index(problem.sizes, 2**31)
+    families, sizes = problem.model.families, index(problem.model.sizes, 2**31)
     n, kinds = len(families), index(families, len(FAMILIES), BLOCK)
     wrong = np.where(kinds < CATEGORICAL, sizes != 2, sizes < 2).any()
     if not n or wrong or (problem.at != places(families, sizes)).any():
         raise ValueError("sizes do not fit the families of the variables")
-    blocks = {prior.number: prior.d for prior in problem.blocks}
+    blocks = {prior.number: prior.d for prior in problem.model.blocks}
     if list(blocks) != np.flatnonzero(kinds == BLOCK).tolist():
         raise ValueError("blocks have other numbers")
-    for prior, belief in zip(problem.blocks, state.blocks, strict=True):
+    for prior, belief in zip(problem.model.blocks, state.blocks, strict=True):
         check_shapes(prior, shapes("", precision="d|dd", mean="d"))
         if belief is not None:
             check_shapes(belief, shapes("", covariance="dd", mean="d"))
             if len(belief.mean) != prior.d:
                 raise ValueError(f"the belief about block {prior.number} is of another length")
-    for made in problem.made.values():
+    for made in problem.model.variables.values():
         numbers = made.number if isinstance(made, Block) else made.numbers
         index(np.asarray(numbers), n, ndim=None)
-        problem.check_handle("made", made)
+        problem.model.check_handle("variables", made)
         if isinstance(made, Block) and blocks.get(made.number) != made.size:
             raise ValueError(f"block {made.number} has another shape")
-    for batch in problem.batches:
+    for batch in problem.model.batches:
         check_batch(batch, kinds, sizes, blocks)
     legal(problem.schedule)
     post.problem = problem = problem.with_priors()
-    problem.check(quiet=True)
-    linear = problem.linear()
-    rest = problem.rest(linear)
+    problem.check()
+    problem.check_schedule()
+    rest = problem.rest(problem.linear()).model
     many = sum(len(problem.site_places(batch)[0]) for batch in rest.batches), rest.n_factors
     if (len(state.sites), len(state.log_scale)) != many:
         raise ValueError("sites are not those of the factors")
@@ -188,9 +199,9 @@ def checked(post: Started) -> Started:
         raise ValueError("beliefs about blocks are missing")
     if change is not None and change.shape != engine.slots.shape:
         raise ValueError("the last change is of other forms")
-    begun = tuple(
-        LinearPart(problem.priors[place], problem.batches[k], problem.schedule).engine.init(start)
-        for (place, k), start in zip(linear.items(), state.linear, strict=True)
+    linear = tuple(
+        part.engine.init(start)
+        for part, start in zip(engine.linear.values(), state.starts, strict=True)
     )
-    post.state = engine.complete(state._replace(linear=begun))
+    post.state = engine.complete(state._replace(linear=linear, starts=()))
     return post

@@ -12,19 +12,21 @@ from epfast import _checks
 from epfast._arrays import Array, Given, SparseGiven
 from epfast.families import FAMILIES
 from epfast.graph import priors
+from epfast.graph.arguments import Argument
+from epfast.graph.catalogue.linear import kind_of
+from epfast.graph.catalogue.scale import ScaleFactor
 from epfast.graph.engine import GraphEngine
-from epfast.graph.factors import Argument, Kind, form_of, kind_of
+from epfast.graph.factors import Kind, bind, name_of
 from epfast.graph.joint import JointEngine, JointGraphPosterior, is_joint
-from epfast.graph.learned import begun, questions_of, warn_of_operators
-from epfast.graph.own import ScaleFactor
+from epfast.graph.model import BLOCK, GraphModel
 from epfast.graph.posterior import GraphPosterior
 from epfast.graph.priors import Size
 from epfast.graph.problem import (
-    BLOCK,
-    GraphProblem,
     GraphState,
     legal,
+    ready,
 )
+from epfast.graph.training import begun, questions_of, warn_of_operators
 from epfast.graph.variables import Block, Linear, Scales, Variables
 from epfast.inference import Fit, interrupted, run, warn_of
 from epfast.inference.loop import Callback
@@ -65,7 +67,7 @@ class Graph:
     """
 
     def __init__(self) -> None:
-        self._model = GraphProblem(secrets.token_hex(8))
+        self._model = GraphModel(secrets.token_hex(8))
 
     def __repr__(self) -> str:
         n, factors = len(self._model.families), self._model.n_factors
@@ -203,6 +205,54 @@ class Graph:
         """
         return self._new("beta", *priors.beta(size, alpha, beta), name)
 
+    def dirichlet(
+        self,
+        k: int,
+        concentration: Given = 1.0,
+        shape: Size = None,
+        *,
+        name: str | None = None,
+    ) -> Variables:
+        """Unknown probabilities of k categories, with Dirichlet distributions under the prior.
+
+        Each variable is a vector of k probabilities, which sum to 1. For k = 2 it is a beta
+        variable and its complement.
+
+        Parameters
+        ----------
+        k : int
+            Number of categories, 2 or more.
+        concentration : float or array_like, default=1.0
+            Parameters of the prior, > 0, as many as categories along the last axis, or one for all.
+            They count as categories that were seen before. With 1 all probabilities are equally
+            likely.
+        shape : int or tuple of int, optional
+            Shape of the array of variables. None: that of ``concentration`` without its last axis.
+        name : str, optional
+            As in :meth:`gaussian`.
+
+        Returns
+        -------
+        Variables
+            ``post[p]`` has ``concentration`` beside mean, variance and sd, with the categories
+            along the last axis.
+
+        See Also
+        --------
+        epfast.graph.Category : a variable with these probabilities.
+        epfast.graph.Table : a table whose rows have them, ``Table(p)``.
+
+        Examples
+        --------
+        >>> import epfast
+        >>> g = epfast.Graph()
+        >>> p = g.dirichlet(3, concentration=2.0)
+        >>> seen = g.add(epfast.graph.Category(p), [0, 0, 2, 0])
+        >>> g.fit()[p].concentration
+        array([5., 2., 3.])
+        """
+        return self._new("dirichlet", *priors.dirichlet(k, concentration, shape), name)
+
     def categorical(
         self,
         size: Size = None,
@@ -242,8 +292,9 @@ class Graph:
         -----
         Without ``prior`` the default depends on the factors of the variable:
 
-        - If factors of categorical variables alone are about it, such as
-          :class:`epfast.graph.Table`, the prior is 1 for each category. The evidence is then the
+        - If factors of categorical and Dirichlet variables alone are about it, such as
+          :class:`epfast.graph.Table` and :class:`epfast.graph.Category`, the prior is 1 for each
+          category. The evidence is then the
           sum, over all states, of the product of all factors. In a network with tables p(root) and
           p(child | parents) this is the probability of the observations. A root needs a ``prior``
           or a table of its own. Without either the evidence is n times that of equal
@@ -353,10 +404,12 @@ class Graph:
     @property
     def variables(self) -> dict[str | int, Variables | Block]:
         """All arrays of variables, by name. Arrays without a name are numbered from 0."""
-        return dict(self._model.made)
+        return dict(self._model.variables)
 
     def _check_name(self, name: str | None) -> None:
-        if name is not None and (not isinstance(name, str) or not name or name in self._model.made):
+        if name is not None and (
+            not isinstance(name, str) or not name or name in self._model.variables
+        ):
             raise ValueError(f"name is {_checks.describe(name)}; allowed: a new string, or None")
 
     def _new(
@@ -386,7 +439,7 @@ class Graph:
                 f"posterior is {_checks.describe(posterior)}; allowed: a GraphPosterior"
             )
         graph = cls()
-        graph._model = posterior.problem
+        graph._model = posterior.problem.model
         return graph
 
     # ---- factors ----
@@ -428,15 +481,13 @@ class Graph:
           refused with ``noise``. Give an object, as ``losses.StudentT(scale=0.5)``.
         - Other names, such as "probit", have the parameters of their class.
         """
-        kind, model = kind_of(factor), self._model
-        try:
-            batch = kind.attach(model, *neighbours, **data)
-        except TypeError as error:
-            if "attach() " not in str(error):
-                raise
-            raise TypeError(f"add() {str(error).split('attach() ', 1)[1]}") from None
-        self._model = model.with_batch(batch)
-        return int(batch.key)
+        kind, key = kind_of(factor), self._model.added
+        self._model.check_handles(
+            bind("add", type(kind).attach, kind, name_of(factor), neighbours, data)
+        )
+        batch = kind.attach(*neighbours, **data)
+        self._model = self._model.with_batch(batch)
+        return key
 
     def remove(self, batch: int, rows: Given = None) -> None:
         """Remove factors.
@@ -514,12 +565,12 @@ class Graph:
         """
         _checks.callback(callback)
         _checks.progress(progress)
-        problem = self._model.ready(legal(USUAL if schedule is None else schedule))
+        problem = ready(self._model, legal(USUAL if schedule is None else schedule))
         if start is not None and not isinstance(start, GraphPosterior):
             raise TypeError(
                 f"start is {_checks.describe(start)}; allowed: a GraphPosterior or None"
             )
-        if start is not None and start.problem.graph != self._model.graph:
+        if start is not None and start.problem.model.graph != self._model.graph:
             raise ValueError("start is of another graph; allowed: a posterior of this one")
         if isinstance(start, JointGraphPosterior) and not is_joint(problem):
             raise ValueError(
@@ -532,8 +583,8 @@ class Graph:
                 "schedule EP, SEP or AEP"
             )
 
-        before = () if start is None else start.problem.batches
-        problem = problem._replace(batches=begun(problem.batches, before))
+        before = () if start is None else start.problem.model.batches
+        problem = problem.having(begun(problem.model.batches, before))
 
         joint = is_joint(problem)
         kind = JointGraphPosterior if joint else GraphPosterior
@@ -544,11 +595,10 @@ class Graph:
             post.program = engine.program
             return post
 
-        if watch is not None:
-            watch = form_of(problem, "watch", watch)
-        if joint and watch is not None:
+        watched = None if watch is None else self._model.form("watch", watch, blocks=False)
+        if joint and watched is not None:
             raise ValueError("watch is given with reading='joint'; allowed: None")
-        engine: Any = JointEngine(problem) if joint else GraphEngine(problem, watch)
+        engine: Any = JointEngine(problem) if joint else GraphEngine(problem, watched)
         fit = None
         try:
             fit = run(
@@ -557,10 +607,10 @@ class Graph:
                 start,
                 callback=callback,
                 progress=progress,
-                questions=lambda: questions_of(problem.batches),
+                questions=lambda: questions_of(problem.model.batches),
             )
             warn_of(fit, engine, problem.schedule)
-            warn_of_operators(problem.batches)
+            warn_of_operators(problem.model.batches)
             return result(fit)
         except KeyboardInterrupt as pressed:
             raise interrupted(
@@ -580,7 +630,7 @@ class Graph:
             log p(y_t | y_1, ..., y_t-1). NaN for sites that were refused, and for transitions,
             Gaussian losses and factors of your own.
         """
-        problem = self._model.ready(legal(ADF()))
+        problem = ready(self._model, legal(ADF()))
         if problem.sparse:
             raise ValueError(
                 "the graph has a block with a sparse precision, whose factors are updated "
@@ -590,6 +640,6 @@ class Graph:
             raise ValueError(
                 "the graph has factors with joint sites; allowed for one pass: other factors"
             )
-        problem = problem._replace(batches=begun(problem.batches))
+        problem = problem.having(begun(problem.model.batches))
         log_z = GraphEngine(problem, by_parts=False).one_step_ahead()
-        return {batch.key: part for batch, part in zip(problem.batches, log_z, strict=True)}
+        return {batch.key: part for batch, part in zip(problem.model.batches, log_z, strict=True)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,12 +12,13 @@ import numpy as np
 from epfast import _checks
 from epfast._arrays import Array
 from epfast.gaussian.state import is_proper
-from epfast.graph.blocks import BlockBelief, belief_of
+from epfast.graph.beliefs import BlockBelief
+from epfast.graph.blocks import belief_of
 from epfast.graph.engine import FAR, remedy_for
-from epfast.graph.factors import HALF_LOG_2PI, Batch, form_of
+from epfast.graph.factors import HALF_LOG_2PI, Batch, Beliefs
 from epfast.graph.posterior import GraphPosterior
 from epfast.graph.problem import GraphProblem
-from epfast.graph.variables import Linear
+from epfast.graph.variables import LinearForm
 from epfast.inference import Counts, Summary, Swept
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick
@@ -36,10 +38,10 @@ def reads_jointly(batch: Batch) -> bool:
 
 def is_joint(problem: GraphProblem) -> bool:
     """Whether a graph has joint sites. Raises if it also has other factors or variables."""
-    joint = [batch for batch in problem.batches if reads_jointly(batch)]
+    joint = [batch for batch in problem.model.batches if reads_jointly(batch)]
     if all(batch.table.shape[1] == 1 for batch in joint):
         return False
-    if len(joint) < len(problem.batches) or problem.families.any():
+    if len(joint) < len(problem.model.batches) or problem.model.families.any():
         raise ValueError(
             "the graph has other variables or factors beside reading='joint'; allowed with it: "
             "Graph.gaussian, and Factor(log_t, LaplaceMessages('joint')) alone"
@@ -109,14 +111,15 @@ class JointEngine:
 
     def __init__(self, problem: GraphProblem) -> None:
         schedule = problem.schedule
-        if not isinstance(schedule, EP) or schedule.power != 1.0 or schedule.order == "parallel":
+        is_ep = issubclass(type(schedule), EP)
+        if not is_ep or schedule.power != 1.0 or schedule.order == "parallel":
             raise ValueError(
                 f"schedule is {_checks.describe(schedule)}; allowed with reading='joint': EP of "
                 "power 1, in sequential order"
             )
         self.problem = problem
-        self.n_sites = problem.n_factors
-        self.order_of_matrices = d = len(problem.families)
+        self.n_sites = problem.model.n_factors
+        self.order_of_matrices = d = len(problem.model.families)
         self.evidence_bound = problem.evidence_bound
         self.tau, self.nu = problem.prior.reshape(d, 2).T
         known = self.tau > 0.0  # flat priors have density 1
@@ -126,15 +129,15 @@ class JointEngine:
         partition = 0.5 * float((nu * nu / tau - np.log(tau)).sum())
         partition -= HALF_LOG_2PI * float((~known).sum())
         self.prior = BlockBelief(np.diag(variance), mean, partition)
-        self.at = [batch.table for batch in problem.batches]
-        self.rows = [FactorRows(batch.data, batch.rows) for batch in problem.batches]
-        factors: list[Any] = [batch.factor for batch in problem.batches]
+        self.at = [batch.table for batch in problem.model.batches]
+        self.rows = [FactorRows(batch.data, batch.rows) for batch in problem.model.batches]
+        factors: list[Any] = [batch.factor for batch in problem.model.batches]
         self.tilted = [
             factor.tilted(("gaussian",) * at.shape[1])
             for factor, at in zip(factors, self.at, strict=True)
         ]
-        starts = np.cumsum([0, *(batch.n for batch in problem.batches)])
-        order = problem.order()
+        starts = np.cumsum([0, *(batch.n for batch in problem.model.batches)])
+        order = problem.model.order()
         self.program = problem.program(order)
         which = np.searchsorted(starts, order, side="right") - 1
         self.order = list(zip(which.tolist(), (order - starts[which]).tolist(), strict=True))
@@ -262,6 +265,22 @@ def without_others(precision: Array, shift: Array, at: Array) -> tuple[Array, Ar
     )
 
 
+@dataclass(frozen=True)
+class JointBeliefs(Beliefs):
+    """Beliefs by which forms have all correlations."""
+
+    mean: Array
+    covariance: Array
+
+    def latent(self, form: LinearForm) -> tuple[Array, Array]:
+        rows = np.zeros((form.size, len(self.mean)))
+        which = np.repeat(np.arange(form.size), form.terms.counts)
+        np.add.at(rows, (which, form.terms.variables), form.terms.coefficient)
+        mean = form.offset + rows @ self.mean
+        variance = ((rows @ self.covariance) * rows).sum(axis=1)
+        return mean.reshape(form.shape), variance.reshape(form.shape)
+
+
 class JointGraphPosterior(GraphPosterior):
     """A Gaussian over all variables of a graph whose factors have joint sites.
 
@@ -277,15 +296,10 @@ class JointGraphPosterior(GraphPosterior):
     def covariance(self) -> Array:
         return np.asarray(self.state.covariance.copy())
 
-    def predict_latent(self, form: Linear) -> tuple[Array, Array]:
-        """Mean and variance of linear forms, in their shape, with all correlations."""
-        h = form_of(self.problem, "form", form)
-        rows = np.zeros((h.size, len(self.state.mean)))
-        which = np.repeat(np.arange(h.size), h.terms.counts)
-        np.add.at(rows, (which, h.terms.variables), h.terms.coefficient)
-        mean = h.offset + rows @ self.state.mean
-        variance = ((rows @ self.state.covariance) * rows).sum(axis=1)
-        return mean.reshape(h.shape), variance.reshape(h.shape)
+    @property
+    def beliefs(self) -> Beliefs:
+        q, state = super().beliefs, self.state
+        return JointBeliefs(q.at, q.natural, q.blocks, q.log_z, state.mean, state.covariance)
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> dict[str, Array]:
         """Joint draws of all variables, as :meth:`GraphPosterior.sample` returns them."""
@@ -296,6 +310,6 @@ class JointGraphPosterior(GraphPosterior):
             key if isinstance(key, str) else f"v{key}": draws[:, made.numbers.ravel()].reshape(
                 size, *made.shape
             )
-            for key, made in self.problem.made.items()
+            for key, made in self.problem.model.variables.items()
             if hasattr(made, "numbers")
         }

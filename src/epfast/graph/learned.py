@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from epfast import _checks
 from epfast._arrays import Array
-from epfast.graph.factors import Batch
-from epfast.inference import ConvergenceWarning
-from epfast.inference.records import warn_user
 from epfast.operators.just_in_time import Operator
 from epfast.operators.messages import KINDS
 from epfast.operators.oracles import Oracle
-from epfast.operators.scheme import audit_warning
 from epfast.operators.tilted import FactorCavities, Projections
 
 #: an operator for all neighbours, or one for each. None: that neighbour gets no message
@@ -39,7 +33,7 @@ class LearnedMessages:
         self.inputs = self.operators[0].inputs
         #: the power for which all of them learn
         self.power = self.operators[0].power
-        of_oracles = (reason for op in self.operators for reason in op.oracle.reasons[1:])
+        of_oracles = (reason for op in self.operators for reason in op.asked.reasons[1:])
         #: why a fit failed, by the number in an answer
         self.reasons = ("", "the parameters of a cavity overflow", *of_oracles)
 
@@ -103,12 +97,12 @@ class LearnedMessages:
             values, refused = op.visit(taken, None if data is None else data[rows])
             with np.errstate(all="ignore"):  # rows that were refused are NaN
                 beliefs = op.beliefs(taken, values)
-                for j, place in enumerate(op.output):
+                for j, place in enumerate(op.places):
                     targets[place][rows] = kinds[place].natural(beliefs[:, 2 * j : 2 * j + 2])
             if op is self.operators[0]:  # all learn the same log Z
                 log_z[rows] = values[:, -1]
             reason[rows] = np.where(refused > 0, first + refused, 0)
-            first += len(op.oracle.reasons) - 1
+            first += len(op.asked.reasons) - 1
         return Projections(log_z, targets, reason)
 
 
@@ -133,15 +127,15 @@ def check_operators(given: Operator | Sequence[Operator | None]) -> None:
                 f"the oracle of {name} is {op.oracle!r}, which takes its loss from a fit; allowed "
                 "in a graph: an oracle with a loss, such as epfast.operators.SiteOracle(loss)"
             )
-        if not op.oracle.has_log_z:
+        if not op.asked.has_log_z:
             raise ValueError(
                 f"the oracle of {name} has no log_z, which the evidence needs; allowed: an oracle "
                 "with log_z, such as CallableOracle(..., has_log_z=True)"
             )
         wanted = (j,) if several else tuple(range(len(op.inputs)))
-        if tuple(sorted(op.output)) != wanted:
+        if tuple(sorted(op.places)) != wanted:
             raise ValueError(
-                f"{name} has output {op.output} of the inputs {op.inputs}; allowed: {wanted}"
+                f"{name} has output {op.places} of the inputs {op.inputs}; allowed: {wanted}"
                 + ("" if several else ", or a tuple of operators, one for each neighbour")
             )
         if several and len(op.inputs) != len(listed):
@@ -168,68 +162,3 @@ def columns_of(data: dict[str, Array]) -> Array | None:
         return None
     parts = [np.asarray(value, dtype=np.float64) for value in data.values()]
     return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
-
-
-def learning_of(batches: tuple[Batch, ...]) -> dict[int, LearnedMessages]:
-    """The messages that are learned, by the keys of their batches."""
-    return {batch.key: batch.factor.learned for batch in batches if batch.factor.learned}
-
-
-def begun(batches: tuple[Batch, ...], before: tuple[Batch, ...] = ()) -> tuple[Batch, ...]:
-    """Batches whose operators are copies, which a fit may train.
-
-    An operator of several batches has one copy. before: batches of the posterior from which the fit
-    starts. Its operators continue with what they have learned.
-    """
-    earlier, learning = learning_of(before), learning_of(batches)
-    source: dict[int, Operator] = {}
-    copies: dict[int, Operator] = {}
-
-    def copied(op: Operator) -> Operator:
-        original = source.get(id(op), op)
-        if id(original) not in copies:
-            copies[id(original)] = original.copy()
-        return copies[id(original)]
-
-    for key, learned in learning.items():
-        new, old = learned.operators, earlier.get(key)
-        if old is not None and len(old.operators) == len(new):
-            for op, trained in zip(new, old.operators, strict=True):
-                if op.settings == trained.settings:
-                    source.setdefault(id(op), trained)
-    schemes = {key: learned.with_operators(copied) for key, learned in learning.items()}
-
-    def with_copies(batch: Batch) -> Batch:
-        factor: Any = batch.factor
-        return batch._replace(factor=replace(factor, scheme=schemes[batch.key]))
-
-    return tuple(with_copies(batch) if batch.key in schemes else batch for batch in batches)
-
-
-def _operators_of(batches: tuple[Batch, ...]) -> list[Operator]:
-    """Each operator once."""
-    every = learning_of(batches).values()
-    return list({id(op): op for learned in every for op in learned.operators}.values())
-
-
-def questions_of(batches: tuple[Batch, ...]) -> tuple[int, int] | None:
-    """How many calls of oracles there were, and audits among them. None: no operators."""
-    trained = _operators_of(batches)
-    return (sum(op.calls for op in trained), sum(op.audits for op in trained)) if trained else None
-
-
-def warn_of_operators(batches: tuple[Batch, ...]) -> None:
-    """Warn if audits contradicted operators."""
-    for message in filter(None, map(audit_warning, _operators_of(batches))):
-        warn_user(message, ConvergenceWarning)
-
-
-def operator_of(batches: tuple[Batch, ...], batch: int) -> Given:
-    """The trained operators of a batch, in the form in which they were given."""
-    learning = learning_of(batches)
-    if batch not in learning:
-        raise ValueError(
-            f"batch is {_checks.describe(batch)}; allowed: batches with operators, {list(learning)}"
-        )
-    operators: Given = learning[batch].given
-    return operators

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from epfast._arrays import Array
@@ -21,65 +23,48 @@ TRIES = 5
 STILL = 1e-13
 
 
-class Limit:
-    """States of some sweeps, and the point to which they converge.
+class Limit(NamedTuple):
+    """States of some sweeps, from which the point to which they converge is found.
 
     Near a fixed point sweeps are linear, and often few modes are slow, such as the level of a group
     of variables with a weak link to the others. The combination of states whose differences cancel
     best is the fixed point, up to modes beyond the rank (Eddy 1979, Mesina 1977).
-
-    Parameters
-    ----------
-    n : int
-        Number of scalar Gaussians. Their shifts are compared, in units of standard deviations.
-    first : int
-        Sweeps before the first state.
-    tries : int
-        Cycles without contraction after which no more states are stored.
     """
 
-    def __init__(self, n: int, first: int = FIRST, tries: int = 1) -> None:
-        self.n, self.first, self.tries = n, first, tries
-        #: number of states in this cycle, and their beliefs, sites and scales, a row each
-        self.count = 0
-        self.beliefs = self.sites = self.scales = np.empty((0, 0))
-        #: length of the last difference at the end of the previous cycle
-        self.length = np.inf
-        self.helps = True
+    #: number of scalar Gaussians. Their shifts are compared, in units of standard deviations
+    n: int
+    #: sweeps before the first state
+    first: int = FIRST
+    #: cycles without contraction after which no more states are stored
+    tries: int = 1
+    #: beliefs, sites and scales of this cycle
+    states: tuple[tuple[Array, Array, Array], ...] = ()
+    #: length of the last difference at the end of the previous cycle
+    length: float = np.inf
 
-    def visit(
-        self, sweeps: int, beliefs: Array, sites: Array, scales: Array
-    ) -> tuple[Array, Array, Array] | None:
-        """Store a state after so many sweeps. At the end of a cycle return the limit, a state."""
+    def push(self, sweeps: int, *state: Array) -> tuple[Limit, tuple[Array, ...] | None]:
+        """Store beliefs, sites and scales of a sweep. At the end of a cycle return their limit."""
         if sweeps < self.first or sweeps % PERIOD:
-            return None
-        if not len(self.beliefs):
-            self.beliefs = np.empty((RANK + 1, len(beliefs)))
-            self.sites, self.scales = np.empty((RANK, len(sites))), np.empty((RANK, len(scales)))
-        self.beliefs[self.count] = beliefs
-        if self.count:
-            self.sites[self.count - 1] = sites
-            self.scales[self.count - 1] = scales
-        self.count += 1
-        if self.count <= RANK:
-            return None
-        self.count = 0
+            return self, None
+        beliefs, sites, scales = state
+        states = (*self.states, (beliefs.copy(), sites.copy(), scales.copy()))
+        if len(states) <= RANK:
+            return self._replace(states=states), None
         precision = beliefs[: 2 * self.n : 2]
         with np.errstate(all="ignore"):
             weights = np.where(precision > 0.0, 1.0 / np.sqrt(precision), 0.0)
-        steps = np.diff(self.beliefs[:, 1 : 2 * self.n : 2], axis=0) * weights
+        shifts = np.array([each[0][1 : 2 * self.n : 2] for each in states])
+        steps = np.diff(shifts, axis=0) * weights
         products = steps @ steps.T
-        length, self.length = self.length, float(np.sqrt(products[-1, -1]))
-        size = float(np.trace(products))
+        size, length = float(np.trace(products)), float(np.sqrt(products[-1, -1]))
+        limit = self._replace(states=(), length=length)
         if size <= self.n * STILL**2:
-            return beliefs, sites, scales
+            return limit, state
         if not products[-1, -1] < products[0, 0]:
-            return None  # not near a fixed point yet
-        if not (self.length < length and size < np.inf):
+            return limit, None  # not near a fixed point yet
+        if not (length < self.length and size < np.inf):
             # no contraction, and therefore no limit
-            self.tries -= 1
-            self.helps = self.tries > 0
-            return None
+            return limit._replace(tries=self.tries - 1), None
         shares = np.linalg.solve(products + 1e-14 * size * np.eye(RANK), np.ones(RANK))
         shares /= shares.sum()
-        return shares @ self.beliefs[1:], shares @ self.sites, shares @ self.scales
+        return limit, tuple(shares @ np.array(each) for each in zip(*states[1:], strict=True))

@@ -64,7 +64,7 @@ class Others(NamedTuple):
 
     @classmethod
     def of(cls, families: NDArray[np.int8], sizes: Index, at: Index, first: int = 1) -> Others:
-        """From the arrays of :class:`epfast.graph.problem.GraphProblem`.
+        """From the arrays of :class:`epfast.graph.model.GraphModel`.
 
         first: number of the first family. 0: scalar Gaussians are included.
         """

@@ -2,49 +2,40 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, UserFunction
 from epfast._core.graph import GraphBatch, PythonBatch
-from epfast.families import FAMILIES
+from epfast.families import FAMILIES, SCALARS
+from epfast.graph.arguments import rows_of
 from epfast.graph.factors import (
     Batch,
     Edges,
     Kind,
-    Neighbour,
     only_power_1,
     plain_batch,
-    rows_of,
 )
 from epfast.graph.learned import LearnedMessages, check_operators
 from epfast.graph.variables import Index, Variables
 from epfast.operators.importance import ImportanceMessages
 from epfast.operators.just_in_time import Operator
 from epfast.operators.laplace import LaplaceMessages
-from epfast.operators.messages import KINDS
 from epfast.operators.quadrature import QuadratureMessages
 from epfast.operators.tilted import (
     FactorCavities,
     FactorRows,
     Projections,
     Tilted,
-    UserFunction,
     called,
 )
-from epfast.priors import InverseGamma, Scale
+from epfast.schedules import FilledSchedule
 
-if TYPE_CHECKING:
-    from epfast.graph.problem import GraphProblem
-
-#: the mode of a prior is searched for logs of standard deviations between -BEGIN and BEGIN
-BEGIN = 20.0
 #: schemes by their names
 NAMED = {
     "laplace": LaplaceMessages,
@@ -231,7 +222,7 @@ class Factor(Kind):
             return None
         return Tilted(families, self.log_t, self.gradient, self.hessian)
 
-    def attach(self, model: GraphProblem, /, *neighbours: Variables, **data: ArrayLike) -> Batch:
+    def attach(self, /, *neighbours: Variables, **data: ArrayLike) -> Batch:
         scheme = self.messages
         if not neighbours:
             raise ValueError("the factor has no neighbours; allowed: variables of the graph")
@@ -239,7 +230,7 @@ class Factor(Kind):
         pairs: dict[str, tuple[Variables, *tuple[str, ...]]] = {
             f"neighbours[{j}]": (value, *supported) for j, value in enumerate(neighbours)
         }
-        axes = max(1, rows_of(model, pairs).ndim - 1)
+        axes = max(1, rows_of(pairs).ndim - 1)
         reason = scheme.refuses(tuple(value.family for value in neighbours))
         if reason is not None:
             raise ValueError(reason)
@@ -250,20 +241,20 @@ class Factor(Kind):
             if value.dtype.kind == "f" and np.isnan(value).any():
                 raise ValueError(f"{name} holds NaN; allowed: numbers")
         beside = {name: value.shape[:axes] for name, value in given.items()}
-        numbers = rows_of(model, pairs, **beside)
+        numbers = rows_of(pairs, **beside)
         shape, rows = numbers.shape[:-1] or (1,), {}
         for name, value in given.items():
             rest = value.shape[axes:]
             rows[name] = np.array(np.broadcast_to(value, shape + rest)).reshape(-1, *rest)
         if self.learned is not None:
             self.learned.check_data(rows)
-        return plain_batch(self, model.added, numbers, rows)
+        return plain_batch(self, numbers, rows)
 
-    def check_power(self, batch: Batch, power: float) -> None:
-        messages = self.messages
+    def check_schedule(self, batch: Batch, schedule: FilledSchedule) -> None:
+        messages, power = self.messages, schedule.power
         if isinstance(messages, Projecting):
             what = "a scheme with project() without takes_power"
-            only_power_1(power, not messages.takes_power, what)
+            only_power_1(schedule, not messages.takes_power, what)
         elif isinstance(messages, LearnedMessages) and messages.power != power:
             raise ValueError(
                 f"power is {power:g}, and an operator of batch {batch.key} has power "
@@ -286,57 +277,6 @@ class Factor(Kind):
         x = theta[:, batch.table].reshape(k * batch.n, -1)
         rows = FactorRows(batch.data, batch.rows).select(np.tile(np.arange(batch.n), k))
         return np.asarray(called("log_t", self.log_t, x, rows).reshape(k, -1).sum(axis=1))
-
-
-@dataclass(frozen=True)
-class ScaleFactor(Kind):
-    """The prior of standard deviations s, divided by the gamma prior of tau = 1 / s^2.
-
-    Messages begin at this gamma prior.
-    """
-
-    pattern: ClassVar[str] = "g"
-    instead: ClassVar[str] = "post[s], as the factor is the prior of a scale alone"
-    prior: Scale
-    #: parameters of the gamma prior
-    shape: float
-    rate: float
-
-    @classmethod
-    def of(cls, prior: Scale) -> ScaleFactor:
-        """With a gamma prior around the mode over log s, if there is one."""
-        if isinstance(prior, InverseGamma):
-            return cls(prior, prior.shape, prior.scale)
-        s = np.exp(np.linspace(-BEGIN, BEGIN, 401))
-        at = s[s <= prior.most]
-        value = [prior.log_density(float(one)) + math.log(one) for one in at]
-        k = int(np.argmax(value))
-        return cls(prior, 1.0, float(at[k]) ** 2 if 0 < k < len(at) - 1 else 1.0)
-
-    def log_t(self, tau: Array) -> Array:
-        """Log density of the scale, as a density of tau, less that of the gamma prior."""
-        log_tau = np.log(tau)
-        density = np.array([self.prior.log_density(float(s)) for s in tau**-0.5])
-        constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
-        base = constant + (self.shape - 1.0) * log_tau - self.rate * tau
-        return np.asarray(density - math.log(2.0) - 1.5 * log_tau - base)
-
-    def attach(self, model: GraphProblem, tau: Neighbour = None) -> Batch:
-        return plain_batch(self, model.added, rows_of(model, {"tau": (tau, "gamma")}), {})
-
-    def check(self, batch: Batch, families: Index, sizes: Index) -> None:
-        super().check(batch, families, sizes)
-        for name in ("shape", "rate"):
-            _checks.number(name, getattr(self, name), above=0.0)
-        if not isinstance(self.prior, Scale):
-            raise ValueError("the prior of a scale is not one of epfast.priors")
-
-    def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
-        return Factor(self.log_t, "quadrature").sweep(batch, edges, tied)
-
-    def log_density(self, batch: Batch, theta: Array) -> Array:
-        tau = theta[:, batch.terms.variables]
-        return np.asarray(self.log_t(tau.ravel()).reshape(tau.shape).sum(axis=1))
 
 
 class BatchFits:
@@ -368,8 +308,8 @@ class BatchFits:
                     mean, incoming = q[:, 1] / q[:, 0], eta[:, 1] / eta[:, 0]
                     incoming[flat[:, j]] = 0.0
                     start[:, j] = np.where(proper, mean, incoming)
-                elif family in KINDS:
-                    start[:, j] = KINDS[family].location(eta)[0]
+                elif family in SCALARS:
+                    start[:, j] = SCALARS[family].location(eta)[0]
         # rows that follow each other, often all of a batch, without a copy of their data
         first, stop = int(rows[0]), int(rows[-1]) + 1
         which = slice(first, stop) if stop - first == len(rows) else rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from contextlib import suppress
 from typing import Any, overload
@@ -15,17 +14,20 @@ from epfast._arrays import Array
 from epfast.families import FAMILIES
 from epfast.gaussian.files import contents
 from epfast.graph import files
-from epfast.graph.blocks import BlockBelief, linear_sites
+from epfast.graph.arguments import Argument
+from epfast.graph.beliefs import Belief, BlockBelief, ScaleBelief, SparseBelief
+from epfast.graph.blocks import linear_sites
+from epfast.graph.catalogue.linear import kind_of
 from epfast.graph.checking import checked, observations
 from epfast.graph.engine import log_integrals
-from epfast.graph.factors import Argument, Batch, Kind, form_of, kind_of
-from epfast.graph.learned import operator_of
+from epfast.graph.factors import Batch, Beliefs, Kind, bind, name_of
 from epfast.graph.problem import (
     GraphProblem,
     GraphState,
     UpdateOrder,
 )
-from epfast.graph.sparse_blocks import SparseBelief, belief_of_prior
+from epfast.graph.sparse_blocks import belief_of_prior
+from epfast.graph.training import operator_of
 from epfast.graph.variables import Block, Index, Linear, Scales, Variables
 from epfast.inference import SweepInfo
 from epfast.inference.certificates import Check
@@ -38,71 +40,6 @@ from epfast.operators.just_in_time import Operator
 
 #: names of the predictions that factors may have
 METHODS = ("predict", "predict_variance", "predict_proba", "log_predictive")
-
-
-class Belief:
-    """The belief about an array of variables: marginals, in the shape of the array.
-
-    It has ``mean``, ``variance`` and ``sd``, and the parameters of its family. A Gaussian variable
-    with a flat prior and flat sites has mean 0 and an infinite variance.
-    """
-
-    def __init__(self, family: str, shape: tuple[int, ...], natural: Array) -> None:
-        self.family = family
-        #: (n, k)
-        self.natural = natural
-        self._shape = shape
-
-    def __getattr__(self, name: str) -> Array:
-        if "family" not in self.__dict__:  # while it is copied or unpickled
-            raise AttributeError(name)
-        kind = FAMILIES[self.family]
-        if name not in ("mean", "variance", *kind.shown):
-            raise AttributeError(
-                f"a {self.family} variable has no {name!r}; allowed: mean, variance, sd, "
-                + ", ".join(kind.shown)
-            )
-        with np.errstate(all="ignore"):  # of improper beliefs
-            values = np.asarray(getattr(kind, name)(self.natural))
-        if name == "mean" and self.family == "gaussian":
-            values = np.where(self.natural.any(axis=1), values, 0.0)
-        return values.reshape(self._shape + values.shape[1:])
-
-    @property
-    def sd(self) -> Array:
-        return np.sqrt(self.variance)
-
-    def __repr__(self) -> str:
-        return f"Belief({self.family}, shape={self._shape})"
-
-
-class ScaleBelief(Belief):
-    """The belief about standard deviations, by gamma beliefs about their precisions."""
-
-    def _parameters(self) -> tuple[Array, Array]:
-        return self.natural[:, 0] + 1.0, self.natural[:, 1]
-
-    @property
-    def mean(self) -> Array:
-        """Infinite where the shape of the precision is 1/2 or less."""
-        shape, rate = self._parameters()
-        with np.errstate(all="ignore"):
-            logs = special.gammaln(shape - 0.5) - special.gammaln(shape) + 0.5 * np.log(rate)
-            return np.asarray(np.where(shape > 0.5, np.exp(logs), np.inf).reshape(self._shape))
-
-    @property
-    def variance(self) -> Array:
-        """Infinite where the shape of the precision is 1 or less."""
-        shape, rate = self._parameters()
-        with np.errstate(all="ignore"):
-            squares = np.where(shape > 1.0, rate / (shape - 1.0), np.inf).reshape(self._shape)
-            return np.asarray(np.where(squares < np.inf, squares - self.mean**2, np.inf))
-
-    def quantile(self, p: float) -> Array:
-        """Quantiles in the shape of the variables, for p in (0, 1)."""
-        shape, rate = self._parameters()
-        precision = special.gammainccinv(shape, _checks.number("p", p, above=0.0, most=1.0)) / rate
-        return np.asarray((precision**-0.5).reshape(self._shape))
 
 
 class GraphPosterior(Recorded):
@@ -135,7 +72,7 @@ class GraphPosterior(Recorded):
         self.reasons: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        n, factors = len(self.problem.families), self.problem.n_factors
+        n, factors = len(self.problem.model.families), self.problem.model.n_factors
         return f"GraphPosterior({n} variables, {factors} factors, converged={self.converged})"
 
     @property
@@ -145,7 +82,7 @@ class GraphPosterior(Recorded):
     @property
     def variables(self) -> dict[str | int, Variables | Block]:
         """All arrays of variables, by name. Arrays without a name are numbered from 0."""
-        return dict(self.problem.made)
+        return dict(self.problem.model.variables)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to an ``.npz`` file, which :func:`epfast.load` reads. Nothing is pickled.
@@ -176,7 +113,7 @@ class GraphPosterior(Recorded):
         Operator or tuple of Operator
             Copies that the fit has trained. The operators that were given are unchanged.
         """
-        return operator_of(self.problem.batches, batch)
+        return operator_of(self.problem.model.batches, batch)
 
     @overload
     def __getitem__(self, variables: Block) -> BlockBelief | SparseBelief: ...
@@ -187,50 +124,34 @@ class GraphPosterior(Recorded):
     def __getitem__(
         self, variables: Variables | Block | str | int
     ) -> Belief | BlockBelief | SparseBelief:
-        if isinstance(variables, str | int) and variables in self.problem.made:
-            variables = self.problem.made[variables]
+        if isinstance(variables, str | int) and variables in self.problem.model.variables:
+            variables = self.problem.model.variables[variables]
         if not isinstance(variables, Variables | Block):
             raise TypeError(
                 f"variables is {_checks.describe(variables)}; allowed: variables of the graph, "
-                f"or one of their names or numbers, {list(self.problem.made)}"
+                f"or one of their names or numbers, {list(self.problem.model.variables)}"
             )
-        self.problem.check_handle("variables", variables)
+        self.problem.model.check_handle("variables", variables)
         if isinstance(variables, Block):
-            return self._block(variables.number).shaped(variables.shape)
-        numbers = variables.numbers.ravel()
-        places = self.problem.at[numbers][:, None] + np.arange(variables.width)
-        natural = self.state.beliefs[places]
-        if variables.family == "gaussian":  # rounding of sites that cancel
-            natural[natural[:, 0] <= 0.0] = 0.0
-        kind = ScaleBelief if isinstance(variables, Scales) else Belief
-        return kind(variables.family, variables.shape, natural)
+            return self.beliefs.blocks[variables.number].shaped(variables.shape)
+        return self.beliefs.of(variables)
 
-    def _block(self, number: int) -> BlockBelief | SparseBelief:
-        """The belief about the block of this number."""
-        places = {prior.number: place for place, prior in enumerate(self.problem.blocks)}
-        belief: BlockBelief | SparseBelief = self.state.blocks[places[number]]
-        return belief
+    @property
+    def beliefs(self) -> Beliefs:
+        """The beliefs, by which factors predict."""
+        numbers = [prior.number for prior in self.problem.model.blocks]
+        blocks = dict(zip(numbers, self.state.blocks, strict=True))
+        return Beliefs(self.problem.at, self.state.beliefs, blocks, self._log_z)
+
+    def _log_z(self, batch: Batch) -> Array:
+        return log_integrals(self.problem, self.state, batch).reshape(batch.rows.shape)
 
     def predict_latent(self, form: Linear) -> tuple[Array, Array]:
         """Mean and variance of linear forms, in their shape.
 
         Correlations within a block are included. EP keeps no others.
         """
-        h = form_of(self.problem, "form", form, blocks=True)
-        at = self.problem.at[h.terms.variables]
-        precision = np.maximum(self.state.beliefs[at], 0.0)
-        shift = np.where(precision > 0.0, self.state.beliefs[at + 1], 0.0)
-        rows = np.repeat(np.arange(h.size), h.terms.counts)
-        a = h.terms.coefficient
-        with np.errstate(all="ignore"):  # flat variables: as a belief shows them
-            means = np.where((precision == 0.0) & (shift == 0.0), 0.0, a * shift / precision)
-            variances = np.where(a == 0.0, 0.0, a * a / precision)
-        mean: Array = h.offset + np.bincount(rows, means, h.size)
-        variance: Array = np.bincount(rows, variances, h.size).astype(np.float64)
-        for part in h.parts:
-            more, spread = self._block(part.block).latent(part.rows)
-            mean, variance = mean + more, variance + spread
-        return mean.reshape(h.shape), variance.reshape(h.shape)
+        return self.beliefs.latent(self.problem.model.form("form", form))
 
     # ---- predictions ----
 
@@ -258,6 +179,7 @@ class GraphPosterior(Recorded):
             - ``(Transition(variance, factor), before)``: the mean of ``after``
             - ``(Table(p), h_1, None, h_3)``: the most probable category of the variable in the
               place of None
+            - ``(Category(p),)``: the most probable category of a new variable
             - ``(Mixture(h, loss), forms, noise=None)``: the mean of y, for losses that have one
 
         Raises
@@ -285,7 +207,7 @@ class GraphPosterior(Recorded):
             For a loss, the probability of the label +1, or of each class. For
             ``(Between(lower, upper), form, noise=0.0)`` the probability that the form is between
             the bounds. For a ``Table`` the probabilities of the categories of the variable in the
-            place of None.
+            place of None. For a ``Category`` those of a new variable.
         """
         return self._predicted("predict_proba", factor, neighbours, data)
 
@@ -304,14 +226,11 @@ class GraphPosterior(Recorded):
         """Log density of new observations. The arguments are those of ``add``.
 
         They are ``(loss, form, y, noise=None)``, ``(Noise(tau), y - form)`` (integrated over tau),
-        ``(Mixture(h, loss), forms, y, noise=None)``, or
-        ``(Between(lower, upper), form, noise=0.0)``.
+        ``(Mixture(h, loss), forms, y, noise=None)``,
+        ``(Between(lower, upper), form, noise=0.0)``, ``(Table(p), h_1, h_2)`` or
+        ``(Category(p), z)``.
         """
         return self._predicted("log_predictive", factor, neighbours, data)
-
-    def log_integrals(self, batch: Batch) -> Array:
-        """Log of the integral of each factor of a batch over the beliefs."""
-        return log_integrals(self.problem, self.state, batch).reshape(batch.rows.shape)
 
     def _predicted(
         self,
@@ -322,21 +241,17 @@ class GraphPosterior(Recorded):
     ) -> Array:
         """The prediction of a factor. Errors list the predictions of its kind."""
         kind = kind_of(factor)
-        name = type(factor).__name__ if kind is factor else repr(factor)
-        predict = getattr(kind, method, None)
+        predict = getattr(type(kind), method, None)
         if predict is None:
             there = ", ".join(known for known in METHODS if hasattr(kind, known))
             raise ValueError(
-                f"{method} does not exist for the factor {name}; allowed: {there or kind.instead}"
+                f"{method} does not exist for the factor {name_of(factor)}; allowed: "
+                + (there or kind.instead)
             )
-        takes = inspect.signature(kind.attach if predict == kind.log_z else predict)
-        try:
-            takes.bind(self, *neighbours, **data)
-        except TypeError as error:
-            given = list(takes.parameters.values())[1:]
-            shown = ", ".join(str(part.replace(annotation=part.empty)) for part in given)
-            raise TypeError(f"{method}() {error}; allowed: {method}({name}, {shown})") from None
-        prediction: Array = predict(self, *neighbours, **data)
+        self.problem.model.check_handles(
+            bind(method, predict, kind, name_of(factor), neighbours, data)
+        )
+        prediction: Array = predict(kind, self.beliefs, *neighbours, **data)
         return prediction
 
     def check(self, draws: int = 20_000, rng: np.random.Generator | int | None = 0) -> Check:
@@ -361,7 +276,8 @@ class GraphPosterior(Recorded):
         -------
         Check
             Its arrays have an entry for each variable, in the order in which these were made, for
-            each entry of a block, and for the indicator of each category of a categorical variable.
+            each entry of a block, for the indicator of each category of a categorical variable, and
+            for each probability of a Dirichlet variable.
 
         Raises
         ------
@@ -388,7 +304,8 @@ class GraphPosterior(Recorded):
         -------
         dict of str to ndarray of shape (size, ...)
             Draws of each array of variables, by its name. Arrays without a name are ``"v0"``,
-            ``"v1"``, ... Draws of categorical variables are numbers of categories.
+            ``"v1"``, ... Draws of categorical variables are numbers of categories. Those of
+            Dirichlet variables have probabilities along the last axis.
 
         Raises
         ------
@@ -398,7 +315,7 @@ class GraphPosterior(Recorded):
         size = _checks.integer("size", size, least=1)
         random = _checks.generator("rng", rng)
         draws = {}
-        for key, made in self.problem.made.items():
+        for key, made in self.problem.model.variables.items():
             name = key if isinstance(key, str) else f"v{key}"
             belief = self[made]
             improper = ValueError(
@@ -415,7 +332,8 @@ class GraphPosterior(Recorded):
             family, eta = FAMILIES[belief.family], belief.natural
             if not family.is_proper(eta).all():
                 raise improper
-            drawn = family.draw(eta, size, random).reshape(size, *made.shape)
+            drawn = family.draw(eta, size, random)
+            drawn = drawn.reshape(size, *made.shape, *drawn.shape[2:])
             draws[name] = drawn**-0.5 if isinstance(made, Scales) else drawn
         return draws
 
@@ -457,24 +375,38 @@ class GraphPosterior(Recorded):
         drawn = Drawn(draws)
         if not draws:
             return drawn
-        for one in observations(problem, draws):
+        for one in observations(problem.model, draws):
             drawn.observed_data[one.name] = one.loss.drawable(one.y)
             if "values" in one.loss.gives:
                 drawn.log_likelihood[one.name] = one.log_likelihood()
             with suppress(ValueError):  # losses whose responses cannot be drawn
                 drawn.posterior_predictive[one.name] = one.replicate(rng)
-        if len(drawn.posterior_predictive) == len(problem.batches):
-            blocks: Any = tuple(map(belief_of_prior, problem.with_priors().blocks))
+        if len(drawn.posterior_predictive) == len(problem.model.batches):
+            blocks: Any = tuple(map(belief_of_prior, problem.model.blocks))
             prior_state = self.state._replace(beliefs=problem.prior, blocks=blocks)
             with suppress(ValueError):  # improper priors
                 prior = GraphPosterior(prior_state, problem, False, []).sample(size, rng)
-                for one in observations(problem, prior):
+                for one in observations(problem.model, prior):
                     drawn.prior_predictive[one.name] = one.replicate(rng)
         return drawn
 
     def credible_interval(self, variables: Variables, level: float = 0.95) -> Array:
-        """Central credible intervals of Gaussian variables or scales, with their ends last."""
+        """Central credible intervals of variables, with their ends last.
+
+        Of scales and of the probabilities of Dirichlet variables those of the belief, of others
+        those of the Gaussian with the same mean and variance.
+        """
         belief = self[variables]
+        family = belief.family if isinstance(belief, Belief) else "gaussian"
+        if family == "categorical":
+            raise TypeError(
+                "variables are categorical; allowed: variables with numbers (post[h].probabilities "
+                "is all of the belief)"
+            )
+        if isinstance(belief, Belief) and family == "dirichlet":
+            alpha, half = belief.concentration, 0.5 * checked_level(level)
+            rest = alpha.sum(axis=-1, keepdims=True) - alpha
+            return np.stack([special.betaincinv(alpha, rest, 0.5 + s * half) for s in (-1, 1)], -1)
         if isinstance(belief, ScaleBelief):
             half = 0.5 * checked_level(level)
             return np.stack([belief.quantile(0.5 - half), belief.quantile(0.5 + half)], axis=-1)
@@ -485,7 +417,7 @@ class GraphPosterior(Recorded):
     def program(self) -> UpdateOrder:
         """The order of the sites. A fit sets that of its sweeps."""
         rest = self.problem.rest(self.problem.linear())
-        return rest.program(rest.order())
+        return rest.program(rest.model.order())
 
     @cached_property
     def by_batch(self) -> dict[int, tuple[Index, Index, Array, Array]]:
@@ -494,11 +426,11 @@ class GraphPosterior(Recorded):
         linear = problem.linear()
         by_key, first_site, first = {}, 0, 0
         for k, state in zip(linear.values(), self.state.linear, strict=True):
-            batch = problem.batches[k]
+            batch = problem.model.batches[k]
             theirs = linear_sites(batch, state)
             if theirs is not None:
                 by_key[batch.key] = batch.rows, np.arange(0, 2 * batch.n + 1, 2), *theirs
-        for batch, rows in zip(problem.rest(linear).batches, self.program.rows, strict=True):
+        for batch, rows in zip(problem.rest(linear).model.batches, self.program.rows, strict=True):
             _, starts = problem.site_places(batch.select(rows))
             by_key[batch.key] = (
                 batch.rows[rows],

@@ -11,7 +11,7 @@ from scipy import sparse
 
 from epfast import _checks
 from epfast._arrays import Array, Given, SparseGiven
-from epfast.families import ZERO, Beta, Family, Gamma
+from epfast.families import ZERO, Beta, Dirichlet, Family, Gamma
 from epfast.gaussian.prior import PriorArguments, SparsePrior, checked_variances
 from epfast.gaussian.sparse import Pattern, SparseDesign, as_csr, is_proper
 from epfast.graph.blocks import BlockPrior
@@ -116,6 +116,33 @@ def categorical(size: Size, n: int | None, probabilities: Given) -> tuple[tuple[
     with np.errstate(divide="ignore"):
         logits = np.log(rows / rows.sum(axis=1, keepdims=True))
     return shape, np.maximum(logits, ZERO)[which]
+
+
+def dirichlet(k: int, concentration: Given, size: Size) -> tuple[tuple[int, ...], Array]:
+    """Shape and natural parameters, (n, k), see :meth:`epfast.Graph.dirichlet`."""
+    k = _checks.integer("k", k, least=2, most=MOST_VARIABLES)
+    given = np.asarray(_checks.real_array("concentration", concentration), dtype=np.float64)
+    if given.ndim and given.shape[-1] not in (1, k):
+        raise ValueError(
+            f"concentration has shape {given.shape}; allowed: a number, or (..., {k}), the "
+            "categories along the last axis"
+        )
+    shape = given.shape[:-1] if size is None else arrays(size)[0]
+    if 0 in shape:
+        raise ValueError(f"shape is {shape}; allowed: one variable or more")
+    alpha = np.array(spread("concentration", given, (*shape, k)))
+    if not ((alpha > 0.0) & (alpha <= MOST)).all():
+        shown = alpha[~((alpha > 0.0) & (alpha <= MOST))][0]
+        raise ValueError(f"concentration holds {shown:g}; allowed: numbers > 0, up to {MOST:g}")
+    natural = alpha.reshape(-1, k) - 1.0
+    with np.errstate(all="ignore"):
+        moments = np.stack([Dirichlet.mean(natural), Dirichlet.variance(natural)])
+    if not ((moments >= TINY).all() and (natural > -1.0).all()):
+        raise ValueError(
+            "concentration makes a prior whose mean or variance underflows; allowed: less extreme "
+            "numbers"
+        )
+    return shape, natural
 
 
 def block(

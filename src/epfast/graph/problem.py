@@ -1,4 +1,4 @@
-"""A graph as it is fitted: variables, batches of factors, schedule, order of the sites."""
+"""What a fit of a graph is made of: model, schedule, priors in effect, order of the sites."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from numpy.typing import NDArray
 from epfast import _checks
 from epfast._arrays import AnyArray, Array
 from epfast._core.graph import compare, runs
-from epfast.families import FAMILIES
 from epfast.gaussian.forms.sparse import Pace
-from epfast.graph.blocks import BlockPrior, is_linear
+from epfast.gaussian.shards import WarmStart
+from epfast.graph.blocks import BlockPrior, LinearState, is_linear
+from epfast.graph.catalogue.linear import LinearFactor
 from epfast.graph.factors import Batch, Edges
 from epfast.graph.marginals import Others
+from epfast.graph.model import CATEGORICAL, GraphModel
 from epfast.graph.sparse_blocks import SparseBlockPrior, prior_in_effect
-from epfast.graph.variables import Block, Index, Linear, Terms, Variables, ends
+from epfast.graph.variables import Index, Terms, ends
 from epfast.inference import DataWarning
 from epfast.inference.records import warn_user
 from epfast.inference.report import note_working
 from epfast.schedules import ADF, AEP, EP, SEP, FilledSchedule, Schedule
 
-#: number of blocks in place of a family, since their beliefs are stored separately
-BLOCK = -1
-CATEGORICAL = list(FAMILIES).index("categorical")
 #: rounding of the log evidence for each factor
 ROUNDING = 1e-8
 #: orders of EP
@@ -46,22 +45,22 @@ def places(families: NDArray[np.int8], sizes: Index) -> Index:
     return at
 
 
-def priors_in_effect(problem: GraphProblem, at: Index) -> Array:
+def priors_in_effect(model: GraphModel, at: Index) -> Array:
     """Natural parameters of the priors, given the batches, in the order of ``at``.
 
     A variable that a walk defines has a flat prior. A categorical variable without a prior has a
-    flat one if a factor of categorical variables alone is about it, and equal probabilities
-    otherwise.
+    flat one if a factor of categorical and Dirichlet variables alone is about it, and equal
+    probabilities otherwise.
     """
-    families, sizes = problem.families, problem.sizes
+    families, sizes = model.families, model.sizes
     prior = np.empty(at[-1])
-    prior[np.repeat(at[:-1] - ends(sizes)[:-1], sizes) + np.arange(at[-1])] = problem.given
+    prior[np.repeat(at[:-1] - ends(sizes)[:-1], sizes) + np.arange(at[-1])] = model.natural
     known = families != CATEGORICAL
-    for batch in problem.batches:
-        defined = batch.factor.defines(batch)
-        prior[at[defined]] = prior[at[defined] + 1] = 0.0
+    for batch in model.batches:
+        if batch.defined is not None:
+            prior[at[batch.defined]] = prior[at[batch.defined] + 1] = 0.0
         variables, starts = batch.terms.variables, batch.terms.starts
-        alone = np.logical_and.reduceat(families[variables] == CATEGORICAL, starts[:-1])
+        alone = np.logical_and.reduceat(families[variables] >= CATEGORICAL, starts[:-1])
         known[variables[np.repeat(alone, batch.terms.counts)]] = True
     for k in np.unique(sizes[~known]):
         inner = at[np.flatnonzero(~known & (sizes == k)), None] + np.arange(k)
@@ -69,7 +68,7 @@ def priors_in_effect(problem: GraphProblem, at: Index) -> Array:
     return prior
 
 
-def legal(schedule: Schedule) -> FilledSchedule:
+def legal(schedule: Schedule | FilledSchedule) -> FilledSchedule:
     """The schedule with its numbers filled in. Raises if a graph cannot have such sweeps."""
     if not isinstance(schedule, EP | ADF | SEP | AEP):
         _checks.schedule(schedule, EP, "epfast.EP(), ADF(), SEP() or AEP()")
@@ -131,11 +130,13 @@ class GraphState(NamedTuple):
     grown: int = 0
     #: damping beside that of the schedule, which is lower after sweeps that diverged
     damping: float = 1.0
-    #: beliefs about blocks, of :class:`epfast.graph.blocks.BlockBelief` or
-    #: :class:`epfast.graph.sparse_blocks.SparseBelief`
+    #: beliefs about blocks, of :class:`epfast.graph.beliefs.BlockBelief` or
+    #: :class:`epfast.graph.beliefs.SparseBelief`
     blocks: tuple[Any, ...] = ()
     #: states of blocks that are linear models, see :class:`epfast.graph.blocks.LinearPart`
-    linear: tuple[Any, ...] = ()
+    linear: tuple[LinearState, ...] = ()
+    #: their sites in a file, which states follow from
+    starts: tuple[WarmStart, ...] = ()
     #: of forms over blocks with a sparse precision
     pace: Pace = Pace()
 
@@ -150,101 +151,27 @@ class UpdateOrder(NamedTuple):
 
 
 class GraphProblem(NamedTuple):
-    """A graph, and its schedule during a fit. See :class:`epfast.Graph`."""
+    """What a fit is made of: a model, a schedule and the priors in effect. See :func:`ready`."""
 
-    #: identity of the graph, also in files, by which it recognises its variables
-    graph: str
-    #: (n_variables,), place of its family in FAMILIES, or BLOCK
-    families: NDArray[np.int8] = np.empty(0, dtype=np.int8)
-    #: (n_variables,), how many natural parameters it has. Of a block those of a form over it
-    sizes: Index = np.empty(0, dtype=np.intp)
-    #: (n_variables,), time of each state of a chain. -inf for other variables
-    times: Array = np.empty(0)
-    #: natural parameters of the priors as the user gave them, variable by variable
-    given: Array = np.empty(0)
-    batches: tuple[Batch, ...] = ()
-    blocks: tuple[BlockPrior | SparseBlockPrior, ...] = ()
-    #: arrays of variables and blocks, by their names or by their places among these
-    made: dict[str | int, Variables | Block] = {}  # noqa: RUF012
-    #: number of the next batch
-    added: int = 0
-    # set for a fit, see :meth:`ready`
-    schedule: Any = None
+    model: GraphModel
+    schedule: FilledSchedule
     #: (n_variables + 1,), see :func:`places`
-    at: Index = np.empty(0, dtype=np.intp)
+    at: Index
     #: natural parameters of the priors, in that order
-    prior: Array = np.empty(0)
+    prior: Array
     #: priors of blocks, of sparse ones times the Gaussian factors about them
-    priors: tuple[Any, ...] = ()
+    priors: tuple[BlockPrior | SparseBlockPrior, ...] = ()
     #: keys of the batches of these factors
-    known: tuple[int, ...] = ()
-
-    def with_variables(
-        self, family: int, natural: Array, name: str | None, made: Variables | Block
-    ) -> GraphProblem:
-        """The problem with new variables. natural: (n, k). made: the object that the user has."""
-        n, k = natural.shape
-        key = len(self.made) if name is None else name
-        return self._replace(
-            families=np.append(self.families, np.full(n, family, dtype=np.int8)),
-            sizes=np.append(self.sizes, np.full(n, k)),
-            times=np.append(self.times, np.full(n, -np.inf)),
-            given=np.append(self.given, natural),
-            made=self.made | {key: made},
-        )
-
-    def with_batch(self, batch: Batch) -> GraphProblem:
-        """The problem with one more batch, and the times that it gives to variables."""
-        if not batch.n:
-            raise ValueError("y or the neighbours are empty; allowed: one factor or more")
-        defined = batch.factor.defines(batch)
-        for earlier in self.batches if len(defined) else ():
-            if np.isin(defined, earlier.factor.defines(earlier)).any():
-                raise ValueError(
-                    "x holds variables that another walk defines; allowed: other variables"
-                )
-        times = self.times
-        if batch.times is not None:
-            times = times.copy()
-            times[batch.times[0]] = batch.times[1]
-        batches = (*self.batches, batch.copy())
-        return self._replace(batches=batches, times=times, added=self.added + 1)
-
-    def check_handle(self, name: str, value: Linear) -> None:
-        """Refuse variables of another graph, or of a copy that was changed differently."""
-        if value.graph != self.graph:
-            raise ValueError(f"{name} is of another graph; allowed: variables of this one")
-        for numbers, family, width in value.held():
-            if numbers.size and numbers.max() >= len(self.families):
-                raise ValueError(
-                    f"{name} is over variables that were made later, or in a copy of the graph; "
-                    "allowed: variables of this graph"
-                )
-            kind = BLOCK if family == "block" else list(FAMILIES).index(family)
-            if (self.families[numbers] != kind).any() or (self.sizes[numbers] != width).any():
-                raise ValueError(
-                    f"{name} is over variables of a copy of the graph, which are of other families "
-                    "in this graph; allowed: variables of this graph"
-                )
-
-    def ready(self, schedule: FilledSchedule) -> GraphProblem:
-        """The problem with a schedule, for a fit. Raises if beliefs cannot become proper."""
-        if not self.batches:
-            raise ValueError("the graph has no factors; allowed: one or more, by add()")
-        at = places(self.families, self.sizes)
-        prior = priors_in_effect(self, at)
-        problem = self._replace(schedule=schedule, at=at, prior=prior).with_priors()
-        problem.check()
-        return problem
+    in_priors: tuple[int, ...] = ()
 
     def with_priors(self) -> GraphProblem:
         """The problem with the priors of blocks as a fit has them."""
         own: dict[int, list[Batch]] = {}
-        for batch in self.batches:
+        for batch in self.model.batches:
             own.setdefault(batch.block, []).append(batch)
-        found = [prior_in_effect(block, own.get(block.number, [])) for block in self.blocks]
-        known = tuple(key for _, keys in found for key in keys)
-        return self._replace(priors=tuple(prior for prior, _ in found), known=known)
+        found = [prior_in_effect(block, own.get(block.number, [])) for block in self.model.blocks]
+        keys = tuple(key for _, batches in found for key in batches)
+        return self._replace(priors=tuple(prior for prior, _ in found), in_priors=keys)
 
     @property
     def sparse(self) -> set[int]:
@@ -264,33 +191,34 @@ class GraphProblem(NamedTuple):
                 continue
             about = [
                 k
-                for k, batch in enumerate(self.batches)
+                for k, batch in enumerate(self.model.batches)
                 if any(part.block == block.number for part in batch.parts)
             ]
-            if len(about) == 1 and is_linear(self.batches[about[0]], self.schedule):
+            if len(about) == 1 and is_linear(self.model.batches[about[0]], self.schedule):
                 batch_of[place] = about[0]
         return batch_of
 
     def rest(self, linear: dict[int, int]) -> GraphProblem:
         """The problem without the batches of linear models, and those that priors have."""
-        left = (batch for k, batch in enumerate(self.batches) if k not in linear.values())
-        return self._replace(batches=tuple(batch for batch in left if batch.key not in self.known))
+        left = (batch for k, batch in enumerate(self.model.batches) if k not in linear.values())
+        return self.having(tuple(batch for batch in left if batch.key not in self.in_priors))
 
-    @property
-    def n_gaussians(self) -> int:
-        return int((self.families == 0).sum())
+    def having(self, batches: tuple[Batch, ...]) -> GraphProblem:
+        """The problem with these batches alone."""
+        return self._replace(model=self.model._replace(batches=batches))
 
-    @property
-    def n_factors(self) -> int:
-        return sum(batch.n for batch in self.batches)
-
-    def check(self, quiet: bool = False) -> None:
-        """Refuse graphs that cannot become proper. Warn of variables without factors."""
-        seen = np.zeros(len(self.families), dtype=bool)
-        for batch in self.batches:
+    def seen(self) -> NDArray[np.bool_]:
+        """Which variables have factors."""
+        seen = np.zeros(len(self.model.families), dtype=bool)
+        for batch in self.model.batches:
             seen[batch.terms.variables] = True
-        # zeros are a uniform prior of beta and categorical variables, and proper
-        may = np.flatnonzero(self.families <= 1)
+        return seen
+
+    def check(self) -> None:
+        """Refuse graphs that cannot become proper."""
+        seen = self.seen()
+        # zeros are a uniform prior of beta, categorical and Dirichlet variables, and proper
+        may = np.flatnonzero(self.model.families <= 1)
         flat = np.zeros(len(seen), dtype=bool)
         flat[may] = (self.prior[self.at[may]] == 0.0) & (self.prior[self.at[may] + 1] == 0.0)
         if (flat & ~seen).any():
@@ -298,19 +226,22 @@ class GraphProblem(NamedTuple):
                 f"{(flat & ~seen).sum()} variables have neither a prior nor a factor; allowed: "
                 "a finite variance, or factors about them"
             )
-        for batch in self.batches:
-            batch.factor.check_power(batch, self.schedule.power)
+
+    def check_schedule(self) -> None:
+        """Refuse schedules that the factors do not support."""
+        for batch in self.model.batches:
+            batch.factor.check_schedule(batch, self.schedule)
         sparse = self.sparse if self.schedule.stores != "factor" else set()
-        for batch in self.batches if sparse else ():
+        for batch in self.model.batches if sparse else ():
             over = any(part.block in sparse for part in batch.parts)
-            if over and batch.key not in self.known:
+            if over and batch.key not in self.in_priors:
                 raise ValueError(
                     f"schedule is {_checks.describe(self.schedule)}; allowed with batch "
                     f"{batch.key}, whose forms are over a block with a sparse precision: EP()"
                 )
         linear = self.linear().values() if self.tied else ()
-        for k, batch in enumerate(self.batches if self.tied else ()):
-            if batch.key in self.known:
+        for k, batch in enumerate(self.model.batches if self.tied else ()):
+            if batch.key in self.in_priors:
                 continue
             name = type(self.schedule).__name__
             given = f"schedule is {name}, where the factors of a batch share a site; allowed"
@@ -319,21 +250,14 @@ class GraphProblem(NamedTuple):
                     f"{given}: batches whose factors all have the same scalar "
                     "variables, batches of losses of forms X @ w over a block of their own, or EP()"
                 )
-            if batch.n > 1 and not batch.factor.shares:
-                raise ValueError(f"{given} for {type(batch.factor).__name__}: EP()")
-        if quiet:
-            return
-        by_kind: dict[type, NDArray[np.bool_]] = {}
-        for batch in self.batches:
-            mask = by_kind.setdefault(type(batch.factor), np.zeros(len(seen), dtype=bool))
-            mask[batch.terms.variables] = True
-        for batch in self.batches:
-            others = [mask for kind, mask in by_kind.items() if kind is not type(batch.factor)]
-            alone = ~np.any(others, axis=0) if others else np.ones(len(seen), dtype=bool)
-            reason = batch.factor.symmetry(batch, self.gaussian_prior, alone)
-            if reason:
-                warn_user(reason, DataWarning)
-        found = [getattr(batch.factor, "loss", None) for batch in self.batches]
+
+    def warn(self) -> None:
+        """Warn of variables without factors, and where EP stays at its start."""
+        seen = self.seen()
+        for reason in self.symmetries():
+            warn_user(reason, DataWarning)
+        factors = [batch.factor for batch in self.model.batches]
+        found = [factor.loss for factor in factors if isinstance(factor, LinearFactor)]
         for loss in {repr(one): one for one in found}.values():
             note_working(loss)
         if not seen.all():
@@ -342,6 +266,25 @@ class GraphProblem(NamedTuple):
                 "their prior",
                 DataWarning,
             )
+
+    def symmetries(self) -> list[str]:
+        """Why EP stays at its start although this is not a mode, each reason once."""
+        n, batches = len(self.model.families), self.model.batches
+        everything = np.ones(n, dtype=bool)
+        stays = [batch.factor.symmetry(batch, self.prior_of, everything) != "" for batch in batches]
+        kinds = {type(batch.factor) for batch in batches}
+        #: for each kind which variables have factors that break its symmetry: those of other
+        #: kinds, and its own that have none
+        broken = {kind: np.zeros(n, dtype=bool) for kind in kinds}
+        for batch, same in zip(batches, stays, strict=True):
+            for kind in kinds - ({type(batch.factor)} if same else set()):
+                broken[kind][batch.terms.variables] = True
+        reasons = (
+            batch.factor.symmetry(batch, self.prior_of, ~broken[type(batch.factor)])
+            for batch, same in zip(batches, stays, strict=True)
+            if same
+        )
+        return [reason for reason in dict.fromkeys(reasons) if reason]
 
     @property
     def tied(self) -> bool:
@@ -354,12 +297,12 @@ class GraphProblem(NamedTuple):
             return True
         mine, others = (
             [
-                *(problem.tied, list(problem.linear().items()), problem.at, problem.families),
-                *(problem.prior, problem.times),
-                *(part for block in problem.blocks for part in numbers_of_prior(block)),
+                *(problem.tied, list(problem.linear().items()), problem.at, problem.model.families),
+                *(problem.prior, problem.model.times),
+                *(part for block in problem.model.blocks for part in numbers_of_prior(block)),
                 *(
                     x
-                    for batch in problem.batches
+                    for batch in problem.model.batches
                     for x in (batch.key, batch.rows, *batch.terms[:2])
                 ),
             ]
@@ -375,14 +318,15 @@ class GraphProblem(NamedTuple):
         )
         return type(self.schedule) is type(other.schedule) and mine == others
 
-    def gaussian_prior(self, variables: Index) -> Array:
-        """Natural parameters of the priors of scalar Gaussian variables, (n, 2)."""
-        return np.asarray(self.prior[self.at[variables][:, None] + np.arange(2)])
+    def prior_of(self, variables: Index) -> Array:
+        """Natural parameters of the priors of variables with k of them each, (n, k)."""
+        k = self.model.sizes[variables[0]] if len(variables) else 2
+        return np.asarray(self.prior[self.at[variables][:, None] + np.arange(k)])
 
     def site_places(self, batch: Batch) -> tuple[Index, Index]:
         """Places in the beliefs of the numbers of the sites of a batch, and where sites begin."""
         terms = batch.terms.select(slice(0, 1)) if self.tied else batch.terms
-        sizes = self.sizes[terms.variables]
+        sizes = self.model.sizes[terms.variables]
         ends = np.concatenate([[0], np.cumsum(sizes)])
         inner = np.arange(ends[-1]) - np.repeat(ends[:-1], sizes)
         return np.repeat(self.at[terms.variables], sizes) + inner, ends[terms.starts]
@@ -392,7 +336,7 @@ class GraphProblem(NamedTuple):
 
         Removed sites leave rounding errors. Up to 1e-3 standard deviations are harmless.
         """
-        n, length = 2 * self.n_gaussians, len(self.prior)
+        n, length = 2 * self.model.n_gaussians, len(self.prior)
         total = self.prior + np.bincount(where, sites, length)
         size: Array = np.abs(self.prior)
         size += np.bincount(where, np.abs(sites), length).astype(np.float64)
@@ -402,27 +346,27 @@ class GraphProblem(NamedTuple):
     def edges(self, batch: Batch) -> Edges:
         """Neighbours of a batch for the core, where a form over a block is a Gaussian variable."""
         variables = batch.terms.variables
-        kind = np.maximum(self.families[variables], 0).astype(np.intc)
-        return Edges(batch.terms.starts, self.at[variables], kind, self.sizes[variables])
+        kind = np.maximum(self.model.families[variables], 0).astype(np.intc)
+        return Edges(batch.terms.starts, self.at[variables], kind, self.model.sizes[variables])
 
     def numbers(self, batch: Batch) -> Index:
         """How many numbers the site of each factor of a batch has."""
-        return np.add.reduceat(self.sizes[batch.terms.variables], batch.terms.starts[:-1])
+        return np.add.reduceat(self.model.sizes[batch.terms.variables], batch.terms.starts[:-1])
 
     def others(self) -> Others:
         """All variables other than scalar Gaussians."""
-        return Others.of(self.families, self.sizes, self.at[:-1])
+        return Others.of(self.model.families, self.model.sizes, self.at[:-1])
 
     def is_proper(self, beliefs: Array, others: Others) -> bool:
         """Whether every variable that has a proper prior has a proper belief."""
-        n = self.n_gaussians
+        n = self.model.n_gaussians
         precision, prior = beliefs[: 2 * n : 2], self.prior[: 2 * n : 2]
         gaussian = bool(np.where(prior > 0.0, precision > 0.0, precision >= 0.0).all())
         return gaussian and not others.improper(self.prior, beliefs).any()
 
     def evidence(self, state: GraphState) -> float:
         """EP's log p(y) of a state, without the contribution of blocks."""
-        others, n = self.others(), self.n_gaussians
+        others, n = self.others(), self.model.n_gaussians
         after, before = (
             compare(eta, eta, n)[1] + partition(eta)
             for eta, partition in (
@@ -435,46 +379,49 @@ class GraphProblem(NamedTuple):
     @property
     def evidence_bound(self) -> float:
         """The largest possible log evidence: the log of the mass of the priors, or inf."""
-        pairs = self.prior[self.at[np.flatnonzero(self.families < 2), None] + np.arange(2)]
-        if not pairs.any(axis=1).all() or not all(batch.factor.bounded for batch in self.batches):
+        pairs = self.prior[self.at[np.flatnonzero(self.model.families < 2), None] + np.arange(2)]
+        if not pairs.any(axis=1).all() or not all(batch.bounded for batch in self.model.batches):
             return math.inf
         if not all(prior.precision.diagonal().all() for prior in self.priors):
             return math.inf
         others = self.others()
         mass = others.partition(self.prior) - others.prior_partition(self.prior)
-        return ROUNDING * self.n_factors + mass
-
-    def order(self) -> Index:
-        """The sequential order of all factors: by time, then as they were added.
-
-        The time of a factor is the last time of its variables. Chains are therefore visited from
-        one end to the other, in whatever order their factors were added.
-        """
-        time = [
-            np.maximum.reduceat(self.times[batch.terms.variables], batch.terms.starts[:-1])
-            for batch in self.batches
-        ]
-        return np.argsort(np.concatenate([*time, []]), kind="stable")
+        return ROUNDING * self.model.n_factors + mass
 
     def program(self, order: Index) -> UpdateOrder:
         """Runs of factors without a common variable, for a sequential order. O(edges).
 
         Factors of forms over a block are updated one after the other within a run.
         """
-        batches = self.batches
+        batches = self.model.batches
         if not batches:
             return UpdateOrder((), np.empty((0, 3), dtype=np.intp))
         counts = np.concatenate([batch.terms.counts for batch in batches])
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
         variables = np.concatenate([batch.terms.variables for batch in batches])
-        n = len(self.families)
+        n = len(self.model.families)
         sparse = self.sparse
         alone = np.isin(variables, list(sparse))  # such forms are updated from the same belief
         variables[alone] = n + np.arange(alone.sum())
         n += int(alone.sum())
         first = np.concatenate([[0], np.cumsum([batch.n for batch in batches])]).astype(np.intp)
-        kind = np.concatenate([batch.factor.labels(batch) for batch in batches])
+        kind = np.zeros(first[-1], dtype=np.uint8)
+        for a, batch in zip(first, batches, strict=False):
+            if batch.labels is not None:
+                kind[a : a + batch.n] = batch.labels
         dense = [any(part.block not in sparse for part in batch.parts) for batch in batches]
         in_order = np.array(dense, dtype=np.uint8)
         rows, segments = runs(starts, variables, order, first, n, kind, in_order)
         return UpdateOrder(tuple(rows[a:b] - a for a, b in pairwise(first)), segments)
+
+
+def ready(model: GraphModel, schedule: FilledSchedule) -> GraphProblem:
+    """What a fit of a model is made of. Raises if beliefs cannot become proper."""
+    if not model.batches:
+        raise ValueError("the graph has no factors; allowed: one or more, by add()")
+    at = places(model.families, model.sizes)
+    problem = GraphProblem(model, schedule, at, priors_in_effect(model, at)).with_priors()
+    problem.check()
+    problem.check_schedule()
+    problem.warn()
+    return problem

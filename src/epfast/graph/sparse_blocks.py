@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
 
-from epfast._arrays import Array, Matrix
+from epfast._arrays import Array
 from epfast.gaussian.sparse import (
-    Moments,
     RowsOnPattern,
     as_csr,
     dense_columns,
-    latent,
     moments,
 )
-from epfast.gaussian.state import MOST_BYTES, in_memory
-from epfast.graph.blocks import About, BlockBelief, BlockPrior, prior_belief
-from epfast.graph.factors import Batch, Gaussians
-from epfast.graph.factors_chains import StateTransition
-from epfast.graph.variables import BlockTerms, Index
-from epfast.inference import Summary
+from epfast.gaussian.state import MOST_BYTES
+from epfast.graph.beliefs import BlockBelief, SparseBelief
+from epfast.graph.blocks import About, BlockPrior, prior_belief
+from epfast.graph.catalogue.linear import Gaussians, LinearFactor
+from epfast.graph.catalogue.transition import StateTransition
+from epfast.graph.factors import Batch
+from epfast.graph.variables import BlockTerms
 
 #: variance of forms whose variance is less, as that of a row of zeros, and one over the largest
 CERTAIN = 1e-300
@@ -82,59 +80,6 @@ class SparseBlockPrior(NamedTuple):
         return np.asarray(total)
 
 
-class SparseBelief(NamedTuple):
-    """The belief about a block with a sparse precision: a Gaussian, by the factor of P."""
-
-    #: their mass is that of prior, Gaussian factors and sites
-    moments: Moments
-    #: of the block
-    shape: tuple[int, ...]
-
-    @property
-    def partition(self) -> float:
-        return self.moments.log_mass
-
-    @property
-    def mean(self) -> Array:
-        return self.moments.mean.reshape(self.shape).copy()
-
-    @property
-    def variance(self) -> Array:
-        return self.moments.variances().reshape(self.shape).copy()
-
-    @property
-    def sd(self) -> Array:
-        return np.sqrt(self.variance)
-
-    @property
-    def covariance(self) -> Array:
-        """(d, d), made of the factor, up to 2 GB."""
-        d = len(self.moments.mean)
-        in_memory("covariance", d, "ask for variance, covariances_of(columns) or predict_latent")
-        made = self.moments.products(np.eye(d))
-        return np.asarray(0.5 * (made + made.T))
-
-    def covariances_of(self, columns: Index) -> Array:
-        """Covariances (m, q, q) of the entries in each row of columns (m, q)."""
-        return self.moments.covariances_of(np.asarray(columns))
-
-    @property
-    def summary(self) -> Summary:
-        return Summary(self.moments.mean, self.moments.variances())
-
-    def shaped(self, shape: tuple[int, ...]) -> Self:
-        """The belief about a block of this shape."""
-        return self._replace(shape=shape)
-
-    def latent(self, rows: Matrix) -> tuple[Array, Array]:
-        """Mean and variance of forms x'w, (n,) each, for rows (n, d)."""
-        return latent(as_csr(rows), self.moments)
-
-    def coloring(self) -> tuple[Callable[[Array], Array], float]:
-        """Makes standard normal draws (m, d) draws about the mean. And log det covariance / 2."""
-        return self.moments.colored, -0.5 * self.moments.log_determinant
-
-
 def prior_in_effect(
     prior: BlockPrior | SparseBlockPrior, own: list[Batch]
 ) -> tuple[BlockPrior | SparseBlockPrior, tuple[int, ...]]:
@@ -151,7 +96,8 @@ def prior_in_effect(
         if fits and not any(isinstance(batch.factor, StateTransition) for batch in own):
             return prior._replace(precision=np.diag(prior.precision)), ()
         prior = independent(prior.number, prior.precision, prior.mean)
-    found = [(batch, batch.factor.gaussians(batch)) for batch in own]
+    linear = ((batch, batch.factor) for batch in own if isinstance(batch.factor, LinearFactor))
+    found = ((batch, factor.gaussians(batch)) for batch, factor in linear)
     known = [(batch, factors) for batch, factors in found if factors is not None]
     pairs = [(batch.parts[0].times(batch.terms.coefficient), factors) for batch, factors in known]
     return prior.times(pairs), tuple(batch.key for batch, _ in known)

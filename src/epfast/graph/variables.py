@@ -334,11 +334,11 @@ class Variables(Linear):
     def __init__(self, graph: str, family: str, numbers: Index, width: int = 2) -> None:
         #: identity of their graph
         self.graph = graph
-        #: "gaussian", "gamma", "beta" or "categorical"
+        #: "gaussian", "gamma", "beta", "categorical" or "dirichlet"
         self.family = family
         #: number of each in its graph
         self.numbers = numbers
-        #: number of natural parameters of each, for categorical variables that of categories
+        #: number of natural parameters of each, for the last two that of categories
         self.width = width
 
     @property

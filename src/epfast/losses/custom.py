@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from _ctypes import CFuncPtr
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,10 +71,84 @@ class Vectorised:
             ) from error
 
     def _takes_numbers(self, *arrays: Array) -> bool:
+        """Whether it takes a number, and not an array in which the same number stands twice."""
         try:
-            return bool(np.ndim(self.function(*(float(one[0]) for one in arrays))) <= 1)
+            returned = self.function(*(float(one[0]) for one in arrays))
         except Exception:
             return False
+        try:
+            self.function(*(np.full(2, float(one[0])) for one in arrays))
+        except Exception:
+            return bool(np.ndim(returned) <= 1)
+        return False
+
+
+class Simulator:
+    """A user's function ``f(*arrays, rng=rng)`` that draws a number for each row.
+
+    Parameters
+    ----------
+    name : str
+        Of the argument that it was given as.
+    function : callable
+    *wanted : tuple of str
+        Names of its arrays. Of several such tuples one is enough.
+
+    Raises
+    ------
+    TypeError
+        If it is no function of these and rng, as far as Python tells.
+    """
+
+    def __init__(
+        self, name: str, function: Callable[..., ArrayLike], *wanted: tuple[str, ...]
+    ) -> None:
+        _checks.function(name, function)
+        self.name, self.function = name, function
+        if not any(self._takes(names) for names in wanted):
+            allowed = " or ".join(f"({', '.join([*names, 'rng'])})" for names in wanted)
+            raise TypeError(
+                f"{name} is a function of {inspect.signature(function)}; allowed: of {allowed}, "
+                "where rng, by this name, is the numpy.random.Generator to draw from"
+            )
+
+    def _takes(self, names: tuple[str, ...]) -> bool:
+        try:
+            known = inspect.signature(self.function)
+        except (TypeError, ValueError):  # of C
+            return True
+        try:
+            known.bind(*names, rng=None)
+        except TypeError:
+            return False
+        return True
+
+    def __call__(self, *arrays: Array, rng: np.random.Generator) -> Array:
+        """Draws (n,), which may be infinite."""
+        n, points = len(arrays[0]), [one for one in arrays if one.ndim == 1]
+        if not self._takes(("",) * len(arrays)):
+            raise TypeError(
+                f"{self.name} is a function of {inspect.signature(self.function)}; allowed: of "
+                f"{len(arrays)} arrays and rng (data come last)"
+            )
+        try:
+            # the arrays of the call are its own: what it writes into them is lost
+            returned = Vectorised(self.name, partial(self.function, rng=rng))(
+                *(one.copy() for one in arrays)
+            )
+        except Exception as error:
+            ranges = ", ".join(f"{one.min():.4g} to {one.max():.4g}" for one in points)
+            error.add_note(f"raised by {self.name}, at {n} values of {ranges}")
+            raise
+        draws = _checks.array(f"what {self.name} returned", returned, shape=(n,), finite=False)
+        lost = np.isnan(draws)
+        if lost.any():
+            where = ", ".join(f"{one[lost.argmax()]:.4g}" for one in points)
+            raise ValueError(
+                f"{self.name} returned NaN for {lost.sum()} of {n} values, first for {where}; "
+                "allowed: numbers (infinity for a run that failed, which then has no weight)"
+            )
+        return draws
 
 
 @dataclass(frozen=True)
@@ -222,7 +298,8 @@ class Implicit(Loss):
     width : int, default=1
         Numbers of a response: y is (n,), or (n, width).
     simulate : callable, optional
-        ``f(h, rng=rng)``: a draw of y, a number, for each latent value (N,).
+        ``f(h, rng=rng)``: a draw of y, a number, for each latent value (N,). rng is a
+        ``numpy.random.Generator``.
 
     Examples
     --------
@@ -250,7 +327,7 @@ class Implicit(Loss):
         self.check_power(self.beta, "beta")
         self._set(width=_checks.integer("width", self.width, least=1, most=64))
         if self.simulate is not None:
-            _checks.function("simulate", self.simulate, other=" or None")
+            Simulator("simulate", self.simulate, ("h",))
 
     @property
     def response_width(self) -> int:  # type: ignore[override]
@@ -267,8 +344,10 @@ class Implicit(Loss):
         if self.simulate is None:
             raise ValueError("simulate is None; allowed: a function that draws y, f(h, rng=rng)")
         flat = np.array(latent, dtype=np.float64).ravel()
-        drawn = _checks.real_array("simulate's y", self.simulate(flat, rng=rng))
-        return _checks.array("simulate's y", drawn, shape=flat.shape).reshape(latent.shape)
+        draws = Simulator("simulate", self.simulate, ("h",))(flat, rng=rng)
+        return _checks.array("what simulate returned", draws, shape=flat.shape).reshape(
+            latent.shape
+        )
 
     def predict(self, mean: Array, variance: Array) -> Array:
         """Mean of y over 4,000 draws of h and of y."""

@@ -8,9 +8,9 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,7 +19,7 @@ from scipy import special
 from epfast import _checks, schemes
 from epfast._arrays import Array, Given
 from epfast._core.just_in_time import TARGETS, JustInTime
-from epfast.inference.files import write
+from epfast.inference.files import Setting, write
 from epfast.inference.report import checked_level
 from epfast.operators.learners import (
     PAPER_NOISE,
@@ -27,8 +27,8 @@ from epfast.operators.learners import (
     DictionaryLearner,
     FourierLearner,
 )
-from epfast.operators.messages import KINDS, MessageKind, check_data, check_messages, check_places
-from epfast.operators.oracles import Answer, Oracle, as_oracle
+from epfast.operators.messages import KINDS, Messages, check_data, check_messages, check_places
+from epfast.operators.oracles import Answer, Oracle, OracleGiven, SiteOracle, as_oracle
 from epfast.schemes import Scheme
 
 logger = logging.getLogger(__name__)
@@ -44,16 +44,36 @@ NEARER = 0.03
 MOST_TARGETS, MOST_COLUMNS = 16, 15
 #: the largest size of a target, whose square is a double
 LARGEST = 1e150
-#: the threshold of the paper
+#: the threshold of the paper, in place of the tolerance. It leaves with the paper's mode
 THRESHOLD = -8.5
-#: settings of the paper's online experiments
-PAPER: dict[str, Any] = {
-    "features": ("fourier", 300, 500),
-    "targets": "belief",
-    "batch": 300,
-    "threshold": THRESHOLD,
-    "audit": 0.0,
-}
+
+
+class Settings(TypedDict, total=False):
+    """Arguments of an :class:`Operator` but the oracle."""
+
+    inputs: tuple[str, ...]
+    output: int | Sequence[int]
+    tolerance: float
+    features: str | tuple[str, int, int]
+    batch: int
+    cap: int
+    audit: float
+    targets: str
+    seed: int
+    data_width: int
+    threshold: float | None
+    power: float
+    width: float | None
+
+
+#: settings of the paper's online experiments, which leave the library with the paper's mode
+PAPER = Settings(
+    features=("fourier", 300, 500),
+    targets="belief",
+    batch=300,
+    threshold=THRESHOLD,
+    audit=0.0,
+)
 
 #: mode of the core in which the oracle is always asked
 ORACLE_ALONE = 1
@@ -90,6 +110,20 @@ class StoredTuple(NamedTuple):
     targets: Array
     #: their standard errors, (T,)
     errors: Array
+
+
+class SavedHeader(TypedDict):
+    """What :meth:`Operator.save` writes beside the arrays."""
+
+    #: in words
+    oracle: str
+    settings: Settings
+    #: visits, calls and draws for audits
+    counts: tuple[int, int, int]
+    #: visits at each refit
+    refits: list[int]
+    audited: list[tuple[float, bool]]
+    refusals: dict[str, int]
 
 
 @dataclass(eq=False, repr=False)
@@ -147,6 +181,9 @@ class Operator:
     calls, visits, refused, audits : int
         Questions to the oracle. Messages asked for. Refusals of the oracle. Audits.
     history : list of Refit
+    store : list of StoredTuple
+        What the oracle has answered, with standard errors: ``x``, ``messages``, ``data``,
+        ``targets``, ``errors``.
 
     Notes
     -----
@@ -173,11 +210,11 @@ class Operator:
     True
     """
 
-    oracle: Any
+    oracle: OracleGiven | Scheme | str
     inputs: tuple[str, ...] = ("gaussian",)
-    output: Any = 0
+    output: int | Sequence[int] = 0
     tolerance: float = 0.03
-    features: Any = "dictionary"
+    features: str | tuple[str, int, int] = "dictionary"
     batch: int = 32
     cap: int = 256
     audit: float = 1 / 256
@@ -193,16 +230,17 @@ class Operator:
         self._check_settings()
         if isinstance(self.oracle, str):
             _checks.choice("oracle", self.oracle, tuple(schemes.NAMED))
-        #: what gives true messages. A scheme until the loss is known
+        #: what gives true messages. A scheme until the loss is known, see ``asked``
         if not isinstance(self.oracle, str | Scheme):
-            self.oracle = as_oracle(self.oracle, self.inputs, self.output)
+            self.oracle = as_oracle(self.oracle, self.inputs, self.places)
         shared = self.inputs, self.data_width, self.seed
         # the variance that a dictionary may leave unexplained is nothing beside the tolerance
         near = float(np.clip((NEARER * self.tolerance) ** 2, 1e-12, 1e-6))
         self.learner: DictionaryLearner | FourierLearner = (
             DictionaryLearner(*shared, self.cap, near)
-            if self.features == "dictionary"
-            else FourierLearner(*shared, self.features[1], self.features[2], self.width or 1.0)
+            if isinstance(self.features, str)
+            # of the paper's mode, which leaves the library
+            else FourierLearner(*shared, *self.features[1:], self.width or 1.0)
         )
         self.calibration: Calibration | None = None
         #: tuples that the oracle has answered
@@ -223,7 +261,10 @@ class Operator:
         )
 
     def _check_settings(self) -> None:
-        self.inputs, self.output = check_places(self.inputs, self.output, "output")
+        #: output as a tuple
+        self.places: tuple[int, ...]
+        self.inputs, self.places = check_places(self.inputs, self.output, "output")
+        self.output = self.places
         self.tolerance = _checks.number("tolerance", self.tolerance, above=0.0, most=1e100)
         self.features = check_features(self.features)
         fourier = self.features != "dictionary"
@@ -268,14 +309,24 @@ class Operator:
         )
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Mapping[str, Setting]:
         """All arguments but the oracle, by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)[1:]}
 
     @property
+    def asked(self) -> Oracle:
+        """The oracle. A scheme without a loss is none."""
+        if isinstance(self.oracle, Oracle):
+            return self.oracle
+        raise ValueError(
+            f"the oracle is {self.oracle!r}, a scheme without a loss; allowed for messages: "
+            f"epfast.operators.SiteOracle(loss, {self.oracle!r}), or another Oracle"
+        )
+
+    @property
     def n_targets(self) -> int:
         """Targets: two for each output, and log Z."""
-        return 2 * len(self.output) + 1
+        return 2 * len(self.places) + 1
 
     # ---- what it has done ----
 
@@ -420,9 +471,9 @@ class Operator:
             targets[i], _, reason[i] = self.ask(row, _row(data, i), x[i], predicted, kind)
             first = i + 1
 
-    def _outputs(self, *rows: Array) -> Iterator[tuple[MessageKind, int, list[Array]]]:
+    def _outputs(self, *rows: Array) -> Iterator[tuple[Messages, int, list[Array]]]:
         """The family and the place of each output, and its two columns of the rows."""
-        for j, place in enumerate(self.output):
+        for j, place in enumerate(self.places):
             yield KINDS[self.inputs[place]], place, [row[:, 2 * j : 2 * j + 2] for row in rows]
 
     def beliefs(self, messages: tuple[Array, ...], targets: Array) -> Array:
@@ -438,7 +489,10 @@ class Operator:
         return np.concatenate(parts, axis=1)
 
     def _learnable(self, messages: tuple[Array, ...], answer: Answer) -> tuple[Array, Array]:
-        """The targets of an oracle's answer, and their standard errors, (n, T)."""
+        """The targets of an oracle's answer, and their standard errors, (n, T).
+
+        Beliefs and moments as targets are of the paper's mode, and leave with it.
+        """
         # an oracle without log Z has no error of it
         parts, errors = [], np.where(np.isnan(answer.sd), 0.0, answer.sd)
         for kind, place, (belief, error) in self._outputs(answer.belief, errors):
@@ -452,7 +506,7 @@ class Operator:
                 second = variance + mean**2
                 error[:, 1] = np.hypot(2.0 * mean * error[:, 0], variance * error[:, 1])
             parts.append(np.stack([mean, second], axis=1))
-        log_z = answer.log_z if self.oracle.has_log_z else np.zeros_like(answer.log_z)
+        log_z = answer.log_z if self.asked.has_log_z else np.zeros_like(answer.log_z)
         return np.concatenate([*parts, log_z[:, None]], axis=1), errors
 
     # ---- the oracle ----
@@ -470,12 +524,7 @@ class Operator:
         x: its coordinates (k,); predicted: targets (T,) by the model; kind: UNSURE or AUDIT. The
         answer is targets (T,), beliefs (2 outputs,), and 0 or the reason of a refusal.
         """
-        oracle = self.oracle
-        if not isinstance(oracle, Oracle):
-            raise ValueError(
-                f"the oracle is {oracle!r}, a scheme without a loss; allowed for messages: "
-                f"epfast.operators.SiteOracle(loss, {oracle!r}), or another Oracle"
-            )
+        oracle = self.asked
         answer = oracle.answer(np.concatenate(messages, axis=1), data, self.power)
         belief, reason = answer.belief[0], int(answer.reason[0])
         if reason:
@@ -576,7 +625,7 @@ class Operator:
             The ``.npz`` file.
         """
         arrays = {name: self._stored(name) for name in StoredTuple._fields}
-        header: dict[str, Any] = {
+        header: dict[str, Setting] = {
             "posterior": "operator",
             "oracle": described(self.oracle),
             "settings": self.settings,
@@ -588,7 +637,12 @@ class Operator:
         write(path, arrays, header)
 
     @classmethod
-    def restore(cls, arrays: dict[str, Array], header: dict[str, Any], oracle: Any) -> Operator:
+    def restore(
+        cls,
+        arrays: dict[str, Array],
+        header: SavedHeader,
+        oracle: OracleGiven | Scheme | str | None,
+    ) -> Operator:
         """The operator that :meth:`save` wrote; oracle: what it asked."""
         saved = header["oracle"]
         if oracle is None:
@@ -614,9 +668,9 @@ def _row(data: Array | None, i: int) -> Array | None:
     return None if data is None else data[i : i + 1]
 
 
-def described(oracle: Oracle | Scheme | str) -> str:
+def described(oracle: OracleGiven | Scheme | str) -> str:
     """An oracle in words, without the addresses of its functions."""
-    beta = getattr(getattr(oracle, "loss", None), "beta", 1.0)
+    beta = oracle.loss.beta if isinstance(oracle, SiteOracle) else 1.0
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(oracle)) + f", beta={beta:g}" * (beta != 1.0)
 
 

@@ -245,7 +245,10 @@ def choose_widths(
 
 @dataclass(frozen=True)
 class FourierLearner:
-    """The paper's two-stage random features of the kernel on joint embeddings (algorithm 1)."""
+    """The paper's two-stage random features of the kernel on joint embeddings (algorithm 1).
+
+    Of the paper's mode, with which it leaves the library, median_widths and embedding_squares too.
+    """
 
     #: families of the messages
     inputs: tuple[str, ...]

@@ -8,6 +8,7 @@ messages.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -17,7 +18,7 @@ from scipy import special
 
 from epfast import _checks
 from epfast._arrays import Array, Given
-from epfast.families import Beta, Gamma, Gaussian
+from epfast.families import Beta, Gamma, Gaussian, Scalar, log_odds, trigamma
 
 #: shape from where on a series replaces a difference of trigammas
 LARGE = 1e4
@@ -25,36 +26,20 @@ LARGE = 1e4
 MOST_STEPS = 50
 
 
-class Messages:
-    """Messages of one family: what families have in common.
+class Messages(ABC):
+    """Messages of one family, as operators learn them: rows (n, 2) of usual parameters.
 
-    Rows (n, 2) are usual parameters of proper members. Each family has
-
-    - ``moments(p)``: mean and variance, (n,) each
-    - ``coordinates(p)``: coordinates without limits on which sites vary smoothly
-    - ``targets(cavity, belief)``: site targets, what the factor adds to the cavity, in its units: a
-      shift of the centre in cavity standard deviations, and the log of a ratio of widths. 0 for
-      nothing. ``belief(cavity, targets)``: projected beliefs (1)
-    - ``draw(p, rng, size)``: draws u (size,) from one message (2,)
-    - ``slopes(cavity, belief)``: derivatives of the targets by the means of the integrands about
-      the centre of the belief, for one message: (2, 2), at cavity (2,) and belief (2,)
-
-    What a variable is integrated over and drawn by is u, from -inf to inf. With natural parameters
-    eta (m, 2) and u (m,) or (m, p) each family has
-
-    - ``x(u)``: the variable at u
-    - ``log_density(eta, u)``: log density of u, normalised. ``derivatives(eta, u)``: its first two
-    - ``location(eta)``: centre and width of u
-    - ``integrands(u, centre)``: two functions of u, about a centre, whose means give the
-      projection. ``target(first, second, centre)``: that by these means, natural parameters (m, 2)
+    Members are proper. Natural parameters and what they say are those of ``family``.
     """
 
-    #: as users call it
-    name: ClassVar[str]
+    family: ClassVar[type[Scalar]]
     #: names of the two usual parameters
     parameters: ClassVar[tuple[str, str]]
-    #: usual parameters less natural ones
-    above: ClassVar[tuple[float, float]] = (1.0, 1.0)
+
+    @property
+    def name(self) -> str:
+        """As users call it."""
+        return self.family.name
 
     def check(self, name: str, p: ArrayLike) -> Array:
         """Rows as float64, C-contiguous.
@@ -74,44 +59,59 @@ class Messages:
                 )
         return rows
 
-    def natural(self, p: Array) -> Array:
-        """Rows as natural parameters of the family."""
-        return np.asarray(p - self.above)
-
-    def usual(self, eta: Array) -> Array:
-        """Rows of natural parameters."""
-        return np.asarray(eta + self.above)
-
-    def widened(self, p: Array) -> Array:
-        """Members of about the same mean and twice the variance, with heavier tails."""
-        return np.asarray(0.5 * p)
-
     def is_proper(self, p: Array) -> NDArray[np.bool_]:
         """Whether each is finite and can be normalised, (n,)."""
         positive = p[:, [name != "mean" for name in self.parameters]]
         return np.asarray((positive > 0.0).all(axis=1) & np.isfinite(p).all(axis=1))
 
-    def units(self, width: Array) -> tuple[Array, Array]:
-        """How large the integrands are where u varies on this width."""
-        return width, width * width
+    @abstractmethod
+    def natural(self, p: Array) -> Array:
+        """Natural parameters of the family."""
+
+    @abstractmethod
+    def usual(self, eta: Array) -> Array:
+        """Usual parameters of natural ones."""
+
+    @abstractmethod
+    def moments(self, p: Array) -> tuple[Array, Array]:
+        """Mean and variance, (n,) each. The features of the paper's mode alone use it."""
+
+    @abstractmethod
+    def coordinates(self, p: Array) -> Array:
+        """Coordinates without limits on which sites vary smoothly, (n, 2)."""
+
+    @abstractmethod
+    def targets(self, cavity: Array, belief: Array) -> Array:
+        """Site targets, (n, 2): what the factor adds to the cavity, in its units.
+
+        A shift of the centre in standard deviations of the cavity, and the log of a ratio of
+        widths. 0 for nothing.
+        """
+
+    @abstractmethod
+    def belief(self, cavity: Array, targets: Array) -> Array:
+        """Projected beliefs (1) by their site targets."""
+
+    def widened(self, p: Array) -> Array:
+        """Members of about the same mean and twice the variance, with heavier tails."""
+        return np.asarray(0.5 * p)
+
+    @abstractmethod
+    def draw(self, p: Array, rng: np.random.Generator, size: int) -> Array:
+        """Draws (size,) of the coordinate u of the family from one message (2,)."""
+
+    @abstractmethod
+    def slopes(self, cavity: Array, belief: Array) -> Array:
+        """Derivatives of the targets by the means of the family's integrands, (2, 2).
+
+        Of one message: cavity (2,) and belief (2,), about whose centre the integrands are.
+        """
 
 
 def _log_gamma_draws(shape: float, rng: np.random.Generator, size: int) -> Array:
     """Logs of gamma variables: of one of shape + 1 times U^(1 / shape), which never underflows."""
     more = np.log(rng.standard_gamma(shape + 1.0, size))
     return np.asarray(more - rng.standard_exponential(size) / shape)
-
-
-def trigamma(x: Array) -> Array:
-    """The second derivative of log Gamma: the variance of the log of a gamma variable."""
-    return np.asarray(special.zeta(2.0, x))
-
-
-def log_odds(p: Array) -> tuple[Array, Array]:
-    """Means and standard deviations of the log odds of beta variables, (n,) each."""
-    alpha, beta = p.T
-    mean = special.psi(alpha) - special.psi(beta)
-    return mean, np.sqrt(trigamma(alpha) + trigamma(beta))
 
 
 def beta_of_log_odds(mean: Array, total: Array) -> Array:
@@ -139,7 +139,7 @@ def beta_of_log_odds(mean: Array, total: Array) -> Array:
 class GaussianMessages(Messages):
     """Gaussian messages: mean and variance."""
 
-    name = "gaussian"
+    family = Gaussian
     parameters = ("mean", "variance")
 
     def natural(self, p: Array) -> Array:
@@ -163,7 +163,7 @@ class GaussianMessages(Messages):
         return np.stack([m + np.sqrt(v) * targets[:, 0], v * np.exp(targets[:, 1])], axis=1)
 
     def widened(self, p: Array) -> Array:
-        return np.asarray(p * [1.0, 2.0])
+        return np.stack([p[:, 0], 2.0 * p[:, 1]], axis=1)
 
     def draw(self, p: Array, rng: np.random.Generator, size: int) -> Array:
         return np.asarray(p[0] + np.sqrt(p[1]) * rng.standard_normal(size))
@@ -171,35 +171,18 @@ class GaussianMessages(Messages):
     def slopes(self, cavity: Array, belief: Array) -> Array:
         return np.diag([1.0 / np.sqrt(cavity[1]), 1.0 / belief[1]])
 
-    def x(self, u: Array) -> Array:
-        return u
-
-    def log_density(self, eta: Array, u: Array) -> Array:
-        tau, nu = eta.T if u.ndim == 1 else eta.T[:, :, None]
-        d = u - nu / tau
-        return np.asarray(-0.5 * tau * d * d + 0.5 * np.log(tau / (2.0 * np.pi)))
-
-    def derivatives(self, eta: Array, u: Array) -> tuple[Array, Array]:
-        return eta[:, 1] - eta[:, 0] * u, -eta[:, 0]
-
-    def location(self, eta: Array) -> tuple[Array, Array]:
-        return eta[:, 1] / eta[:, 0], 1.0 / np.sqrt(eta[:, 0])
-
-    def integrands(self, u: Array, centre: Array) -> tuple[Array, Array]:
-        d = u - centre
-        return d, d * d
-
-    def target(self, first: Array, second: Array, centre: Array) -> Array:
-        variance = second - first * first
-        return Gaussian.matching(np.stack([centre + first, variance], axis=1))
-
 
 class GammaMessages(Messages):
     """Gamma messages: shape and rate."""
 
-    name = "gamma"
+    family = Gamma
     parameters = ("shape", "rate")
-    above = (1.0, 0.0)
+
+    def natural(self, p: Array) -> Array:
+        return np.stack([p[:, 0] - 1.0, p[:, 1]], axis=1)
+
+    def usual(self, eta: Array) -> Array:
+        return np.stack([eta[:, 0] + 1.0, eta[:, 1]], axis=1)
 
     def moments(self, p: Array) -> tuple[Array, Array]:
         mean = p[:, 0] / p[:, 1]
@@ -227,40 +210,18 @@ class GammaMessages(Messages):
         drop = a * trigamma(a) - 1.0 if a < LARGE else (0.5 + 1.0 / (6.0 * a)) / a
         return np.array([[root, root], [0.0, -1.0 / drop]])
 
-    def x(self, u: Array) -> Array:
-        return np.asarray(np.exp(np.clip(u, -700.0, 700.0)))
-
-    def log_density(self, eta: Array, u: Array) -> Array:
-        shape, rate = eta.T if u.ndim == 1 else eta.T[:, :, None]
-        shape = shape + 1.0
-        d = u - np.log(shape / rate)
-        constant = shape * np.log(shape) - shape - special.gammaln(shape)
-        return np.asarray(constant - shape * (np.expm1(d) - d))
-
-    def derivatives(self, eta: Array, u: Array) -> tuple[Array, Array]:
-        x = eta[:, 1] * np.exp(u)
-        return eta[:, 0] + 1.0 - x, -x
-
-    def location(self, eta: Array) -> tuple[Array, Array]:
-        shape, rate = eta[:, 0] + 1.0, eta[:, 1]
-        return special.digamma(shape) - np.log(rate), np.sqrt(special.polygamma(1, shape))
-
-    def integrands(self, u: Array, centre: Array) -> tuple[Array, Array]:
-        d = u - centre
-        return d, np.expm1(d) - d
-
-    def target(self, first: Array, second: Array, centre: Array) -> Array:
-        with np.errstate(all="ignore"):
-            rise = np.log1p(second + first)
-            # the gap log E x - E log x without the centre, which would cancel
-            return Gamma.by_gap(np.exp(centre + rise), rise - first)
-
 
 class BetaMessages(Messages):
     """Beta messages: alpha and beta."""
 
-    name = "beta"
+    family = Beta
     parameters = ("alpha", "beta")
+
+    def natural(self, p: Array) -> Array:
+        return np.asarray(p - 1.0)
+
+    def usual(self, eta: Array) -> Array:
+        return np.asarray(eta + 1.0)
 
     def moments(self, p: Array) -> tuple[Array, Array]:
         alpha, beta = p.T
@@ -293,41 +254,9 @@ class BetaMessages(Messages):
         by_both = np.array([variances / sd * [1.0, -1.0], [1.0 / total, 1.0 / total]])
         return np.asarray(by_both @ np.linalg.inv(covariance))
 
-    def x(self, u: Array) -> Array:
-        # never 0 or 1, whose logs times 0 are NaN
-        return np.asarray(np.clip(special.expit(u), 1e-300, 1.0 - 2.0**-53))
 
-    def log_density(self, eta: Array, u: Array) -> Array:
-        alpha, beta = (eta + 1.0).T if u.ndim == 1 else (eta + 1.0).T[:, :, None]
-        inner = alpha * special.log_expit(u) + beta * special.log_expit(-u)
-        return np.asarray(inner - special.betaln(alpha, beta))
-
-    def derivatives(self, eta: Array, u: Array) -> tuple[Array, Array]:
-        alpha, beta = (eta + 1.0).T
-        p, q = special.expit(u), special.expit(-u)
-        return alpha * q - beta * p, -(alpha + beta) * p * q
-
-    def location(self, eta: Array) -> tuple[Array, Array]:
-        return log_odds(eta + 1.0)
-
-    def integrands(self, u: Array, centre: Array) -> tuple[Array, Array]:
-        # less what they are at the centre: their means have no more digits than that leaves
-        return (
-            special.log_expit(u) - special.log_expit(centre),
-            special.log_expit(-u) - special.log_expit(-centre),
-        )
-
-    def units(self, width: Array) -> tuple[Array, Array]:
-        return width, width
-
-    def target(self, first: Array, second: Array, centre: Array) -> Array:
-        logs = [first + special.log_expit(centre), second + special.log_expit(-centre)]
-        return Beta.matching(np.stack(logs, axis=1))
-
-
-MessageKind = GaussianMessages | GammaMessages | BetaMessages
 #: by the names of families
-KINDS: dict[str, MessageKind] = {
+KINDS: dict[str, Messages] = {
     kind.name: kind for kind in (GaussianMessages(), GammaMessages(), BetaMessages())
 }
 

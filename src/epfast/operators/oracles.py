@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import LowLevelCallable
 
 from epfast import _checks, losses, schemes
-from epfast._arrays import Array, Given
+from epfast._arrays import Array, UserFunction
 from epfast.losses import CustomSite, Loss
 from epfast.losses.custom import compiled
 from epfast.operators.messages import KINDS, check_data, check_messages, check_places
 from epfast.operators.quadrature import QuadratureMessages
 from epfast.operators.tilted import FactorCavities, FactorRows, Tilted
-from epfast.schemes import ImportanceSampling
+from epfast.schemes import ImportanceSampling, Scheme
 
 #: the last reason of every oracle
 NOT_REPRESENTABLE = "the projection is not representable: no proper message with finite targets"
@@ -140,7 +139,7 @@ class Oracle:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class SiteOracle(Oracle):
     """Messages to the latent value of a loss, by a scheme: beliefs from its triple.
 
@@ -159,8 +158,8 @@ class SiteOracle(Oracle):
     is N(m + v dlZ, v + v^2 d2lZ): where it is far narrower than the cavity the sum has lost digits.
     """
 
-    loss: Any
-    scheme: Any = "exact"
+    loss: Loss
+    scheme: Scheme
     inputs = ("gaussian",)
     outputs = (0,)
     exact = True
@@ -171,8 +170,8 @@ class SiteOracle(Oracle):
         NOT_REPRESENTABLE,
     )
 
-    def __post_init__(self) -> None:
-        loss, scheme = losses.resolve(self.loss), schemes.resolve(self.scheme)
+    def __init__(self, loss: str | Loss, scheme: str | Scheme = "exact") -> None:
+        loss, scheme = losses.resolve(loss), schemes.resolve(scheme)
         if loss.latents != 1:
             raise ValueError(f"loss is {loss!r}, of several latents; allowed: of one")
         if isinstance(scheme, ImportanceSampling):
@@ -238,7 +237,7 @@ class DensityOracle(Oracle):
     right to 1e-12.
     """
 
-    log_density: Callable[..., ArrayLike]
+    log_density: UserFunction
     inputs: tuple[str, ...] = ("gaussian",)
     outputs: tuple[int, ...] = (0,)
     exact = True
@@ -258,7 +257,7 @@ class DensityOracle(Oracle):
         n = len(messages[0])
         kinds = [KINDS[family] for family in self.inputs]
         etas = tuple(kind.natural(p) for kind, p in zip(kinds, messages, strict=True))
-        centres = [kind.location(eta)[0] for kind, eta in zip(kinds, etas, strict=True)]
+        centres = [kind.family.location(eta)[0] for kind, eta in zip(kinds, etas, strict=True)]
         cavities = FactorCavities(
             etas,
             np.zeros((n, len(etas)), dtype=np.bool_),
@@ -272,7 +271,7 @@ class DensityOracle(Oracle):
         return self.finished(messages, beliefs, projections.log_z, reason=projections.reason)
 
 
-def with_data(function: Callable[..., ArrayLike]) -> Callable[..., ArrayLike]:
+def with_data(function: UserFunction) -> UserFunction:
     """The function of draws, and of data as the keyword that Tilted gives."""
 
     def called(*x: Array, data: Array | None = None) -> ArrayLike:
@@ -307,7 +306,7 @@ class CallableOracle(Oracle):
     function raises is raised, with a note.
     """
 
-    function: Callable[..., Sequence[Given]]
+    function: UserFunction
     inputs: tuple[str, ...] = ("gaussian",)
     outputs: tuple[int, ...] = (0,)
     exact: bool = False
@@ -387,8 +386,12 @@ class CallableOracle(Oracle):
         return values, sd, log_z
 
 
+#: what is taken for an oracle
+OracleGiven: TypeAlias = Oracle | Loss | LowLevelCallable | UserFunction
+
+
 def as_oracle(
-    given: Oracle | Loss | LowLevelCallable | Callable[..., Sequence[Given]],
+    given: OracleGiven,
     inputs: tuple[str, ...],
     outputs: tuple[int, ...],
 ) -> Oracle:

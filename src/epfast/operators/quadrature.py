@@ -9,11 +9,11 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.polynomial import legendre
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from epfast import _checks
 from epfast._arrays import Array, Indices, Which, pieces
-from epfast.operators.messages import MessageKind
+from epfast.families import Scalar
 from epfast.operators.tilted import (
     HASTY,
     LESS,
@@ -23,45 +23,55 @@ from epfast.operators.tilted import (
     MessageScheme,
     Projections,
     Tilted,
+    called,
     maximum,
 )
 
-#: nodes of Gauss's rule of 7 points on (-1, 1), and of Kronrod's, which adds 8
-_GAUSS, _GAUSS_WEIGHTS = legendre.leggauss(7)
-_ADDED = np.array([0.9914553711208126, 0.8648644233597691, 0.5860872354676911, 0.20778495500789848])
-_INNER = np.sort(np.concatenate([_GAUSS, _ADDED, -_ADDED]))
-_VALUES = legendre.legvander(_INNER, 14).T
-#: the nodes and, without a weight, the ends of a cell: a jump between an end and a node shows
-#: as a value that is not the one extrapolated
-NODES = np.concatenate([[-1.0], _INNER, [1.0]])
-KRONROD, GAUSS = np.zeros((2, 17))
-# the rule is right for polynomials
-KRONROD[1:-1] = np.linalg.solve(_VALUES, 2.0 * np.eye(15)[0])
-GAUSS[2:-1:2] = _GAUSS_WEIGHTS
-#: (2, 17), value at an end less the one extrapolated from the nodes, times the length between them
-SLIP = np.zeros((2, 17))
-SLIP[:, 1:-1] = -np.linalg.solve(_VALUES, legendre.legvander([-1.0, 1.0], 14).T).T
-SLIP[[0, 1], [0, -1]] = 1.0
-SLIP *= 1.0 - _INNER[-1]
 
-#: points along an axis of the scan for the mode, and the widths of the cavity that it spans
-SCAN, SCAN_2D, SPAN = 65, 21, 8.0
-#: tolerance of inner integrals over that of outer ones
-INNER = 0.1
-#: widths of the density about its mode that a first interval has on each side. Cells grow
-REACH, GROWTH = 9.0, 2.0
+class Rule(NamedTuple):
+    """Gauss's rule of 7 points on (-1, 1), in Kronrod's of 15, and the ends of the cell.
+
+    The ends have no weight: a jump between an end and a node shows as a value that is not the one
+    extrapolated from the nodes.
+    """
+
+    #: (17,), as the weights are
+    nodes: Array
+    kronrod: Array
+    gauss: Array
+    #: (2, 17), value at an end less the one extrapolated, times the length from the last node
+    slip: Array
+
+
+def gauss_kronrod() -> Rule:
+    """The rule: its weights are right for polynomials."""
+    old, weights = legendre.leggauss(7)
+    new = [0.9914553711208126, 0.8648644233597691, 0.5860872354676911, 0.20778495500789848]
+    inner = np.sort(np.concatenate([old, new, np.negative(new)]))
+    values = legendre.legvander(inner, 14).T
+    kronrod, gauss = np.zeros((2, 17))
+    kronrod[1:-1] = np.linalg.solve(values, 2.0 * np.eye(15)[0])
+    gauss[2:-1:2] = weights
+    slip = np.zeros((2, 17))
+    slip[:, 1:-1] = -np.linalg.solve(values, legendre.legvander([-1.0, 1.0], 14).T).T
+    slip[[0, 1], [0, -1]] = 1.0
+    return Rule(np.concatenate([[-1.0], inner, [1.0]]), kronrod, gauss, slip * (1.0 - inner[-1]))
+
+
+RULE = gauss_kronrod()
+#: points along an axis of the scan for the mode, of one variable and of two, over so many widths of
+#: the cavity on each side
+SCAN, SPAN = (65, 21), 8.0
+#: widths of the density about its mode that a first interval has on each side
+REACH = 9.0
+#: longest cells about the mode, widths of the cavity from it
+CAVITY = 20.0
 #: logs below the mode at which a density is nothing
 NOTHING = 40.0
-#: longest first cells, one after the other, on each side of the mode. Then they grow
-CAVITY = 20.0
-#: doublings of an interval at whose ends the density is not yet nothing
-MOST_GROWTHS = 60
-#: rounds of halving cells
-MOST_ROUNDS = 40
+#: doublings of an interval whose ends are not yet nothing, and rounds of halving cells
+MOST_GROWTHS, MOST_ROUNDS = 60, 40
 #: part of an integral that may be in doubt. Above it a fit has failed
 DOUBTFUL = 1e-6
-#: key of the values of the first variable among the data of slices. No keyword has blanks
-FIRST = "the first variable"
 
 
 class Range(NamedTuple):
@@ -162,7 +172,7 @@ def adaptive(
     done = np.zeros((m, 1 + functions))
     for step in range(MOST_ROUNDS):
         u = where.centre[rows][:, None] + where.width[rows][:, None] * (
-            middle[:, None] + half[:, None] * NODES
+            middle[:, None] + half[:, None] * RULE.nodes
         )
         value, products = columns(u, rows)
         if step == 0:  # now more is seen than before
@@ -173,14 +183,14 @@ def adaptive(
             p *= half[:, None]
             # where the density is 0, products with infinite functions are 0, too
             values = np.stack([p, *(np.where(p > 0.0, p * f, p) for f in products)], axis=-1)
-        by_cell = np.einsum("cix,i->cx", values, KRONROD)
-        error = np.abs(by_cell - np.einsum("cix,i->cx", values, GAUSS)).max(axis=1)
-        used += np.bincount(rows, minlength=m) * len(NODES)
+        by_cell = np.einsum("cix,i->cx", values, RULE.kronrod)
+        error = np.abs(by_cell - np.einsum("cix,i->cx", values, RULE.gauss)).max(axis=1)
+        used += np.bincount(rows, minlength=m) * len(RULE.nodes)
         with np.errstate(all="ignore"):
             whole = (done[:, 0] + np.bincount(rows, by_cell[:, 0], m))[rows]
             size = error / whole
             # what is in doubt is far below the difference of two rules, once that is small
-            slip = np.abs(values[..., 0] @ SLIP.T).max(axis=1)
+            slip = np.abs(values[..., 0] @ RULE.slip.T).max(axis=1)
             wrong = np.minimum(size, (200.0 * size) ** 1.5) + slip / whole
         # where the density is no number somewhere, smaller cells do not help
         used[np.bincount(rows, ~np.isfinite(by_cell).all(axis=1), m) > 0] = evaluations
@@ -202,7 +212,7 @@ def cells(where: Range) -> tuple[NDArray[np.intp], Array, Array]:
     m = len(where.centre)
     pieces = []
     for sign, end in ((-1.0, -where.low), (1.0, where.high)):
-        edge, length = np.zeros(m), np.full(m, REACH / GROWTH / GROWTH)
+        edge, length = np.zeros(m), np.full(m, 0.25 * REACH)
         going = np.arange(m)
         while len(going):
             stop = np.minimum(edge[going] + length[going], end[going])
@@ -295,24 +305,17 @@ class QuadratureMessages(MessageScheme):
         one = tilted.kinds[0]
         nothing = np.where(sure, where.top - 2.0 * NOTHING, -np.inf)
         most = math.isqrt(self.evaluations)
-        inner = sliced(tilted)
 
         def columns(u: Array, rows: Indices) -> tuple[Array, list[Array]]:
             c, p = u.shape
             at, first, sums = np.repeat(rows, p), u.ravel(), []
             for part in pieces(len(at), 500, MOST_NUMBERS):
-                of, x = at[part], one.x(first[part])
-                cut = cavities.select(of)
-                cut = FactorCavities(
-                    cut.messages[1:],
-                    cut.flat[:, 1:],
-                    cut.start[:, 1:],
-                    FactorRows({**cut.rows.data, FIRST: x}, cut.rows.rows),
-                    cut.power,
-                )
-                (within,), *_ = located(inner, cut)
+                of = at[part]
+                inner, second = Slice(tilted, one.x(first[part])), second_cavities(cavities, of)
+                (within,), *_ = located(inner, second)
                 about = centres[of, 1], widths[of, 1]
-                sums.append(over_one(inner, cut, within, *about, INNER * self.tol, most))
+                # a tenth of the tolerance of the outer integral
+                sums.append(over_one(inner, second, within, *about, 0.1 * self.tol, most))
             log_z, means, reason = map(np.concatenate, zip(*sums, strict=True))
             log_z += one.log_density(cavities.messages[0][at], first)
             # an integral that is not found is NaN, but where it does not count
@@ -346,17 +349,34 @@ def over_one(
     return integrals(columns, where, 2, tol, most)
 
 
-def sliced(tilted: Tilted) -> Tilted:
-    """The density of two variables as one of the second. The first is in the data, as FIRST."""
-    log_t, (_, second) = tilted.function, tilted.kinds
+class Slice(Tilted):
+    """A density of two variables as one of the second, where the first is x (m,).
 
-    def at_first(x: Array, **data: Array) -> ArrayLike:
-        return log_t(data.pop(FIRST).copy(), x, **data)
+    The place of a row is that of its x: it goes along where rows are selected or repeated.
+    """
 
-    return Tilted((second.name,), at_first, name=tilted.name)
+    def __init__(self, tilted: Tilted, x: Array) -> None:
+        super().__init__((tilted.kinds[1].name,), tilted.function, name=tilted.name)
+        self.first = x
+
+    def log_t(self, u: Array, rows: FactorRows) -> Array:
+        both = np.column_stack([self.first[rows.rows], self.x(u)])
+        return called(self.name, self.function, both, rows)
 
 
-def integrands(kind: MessageKind, u: Array, centre: Array, width: Array) -> list[Array]:
+def second_cavities(cavities: FactorCavities, which: Indices) -> FactorCavities:
+    """Cavities of the second variable, numbered as the rows of a slice are."""
+    part = cavities.select(which)
+    return FactorCavities(
+        part.messages[1:],
+        part.flat[:, 1:],
+        part.start[:, 1:],
+        FactorRows(part.rows.data, np.arange(part.n)),
+        part.power,
+    )
+
+
+def integrands(kind: type[Scalar], u: Array, centre: Array, width: Array) -> list[Array]:
     """The two functions whose means give the projection, in units, at points (c, p)."""
     pair = kind.integrands(u, centre[:, None])
     return [f / unit for f, unit in zip(pair, kind.units(width[:, None]), strict=True)]
@@ -367,7 +387,7 @@ def located(
 ) -> tuple[list[Range], Array, Array, NDArray[np.bool_]]:
     """An interval of each variable, centres and widths (m, k), and whether they are at a mode."""
     k = len(tilted.kinds)
-    count, tries = (SCAN, HASTY) if k == 1 else (SCAN_2D, LESS)
+    count, tries = SCAN[k - 1], (HASTY, LESS)[k - 1]
     centre, spread = tilted.location(cavities)
     axis = np.linspace(-SPAN, SPAN, count)
     grid = np.stack(np.meshgrid(*[axis] * k), axis=-1).reshape(-1, k)
@@ -398,7 +418,7 @@ def scanned(
     columns: Columns, where: Range, poor: NDArray[np.intp], centre: Array, spread: Array
 ) -> Range:
     """Intervals of the first variable by a scan of its own density, where no mode is found."""
-    axis = np.linspace(-SPAN, SPAN, SCAN)
+    axis = np.linspace(-SPAN, SPAN, SCAN[0])
     points = centre[poor][:, None] + spread[poor][:, None] * axis
     value, best, top = seen(columns(points, poor)[0])
     middle = points[np.arange(len(poor)), best]

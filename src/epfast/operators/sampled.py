@@ -6,16 +6,16 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy import special
 
 from epfast import _checks
-from epfast._arrays import Array
+from epfast._arrays import Array, UserFunction
+from epfast.losses.custom import Simulator
 from epfast.operators.importance import ENOUGH, tempered
-from epfast.operators.messages import KINDS, MessageKind, check_places
+from epfast.operators.messages import KINDS, Messages, check_places
 from epfast.operators.oracles import NOT_REPRESENTABLE, Answer, Oracle
 from epfast.operators.tilted import row_values
 
@@ -67,7 +67,7 @@ class WeightedDraws:
 class MessageProposal(NamedTuple):
     """A product of messages, one for each drawn input. Or a mixture of several such products."""
 
-    kinds: list[MessageKind]
+    kinds: list[Messages]
     products: tuple[tuple[Message, ...], ...]
     shares: tuple[float, ...] = (1.0,)
 
@@ -107,7 +107,9 @@ class SampledFactor(Oracle):
         variable, (M,) float64. data (M, q) where there are data.
     sample : callable, optional
         ``f(x_1, ..., x_{c-1}[, data], rng=rng)``: draws (M,) of the last variable given the others.
-        Its weights are the messages over r. The factor itself is not needed.
+        Its weights are the messages over r. The factor itself is not needed. rng is a
+        ``numpy.random.Generator``. A run that fails returns infinity, which has weight 0: NaN is
+        refused.
     inputs : tuple of str, default=("gaussian",)
         Families of the variables: "gaussian", "gamma" or "beta".
     output : int, default=0
@@ -150,9 +152,9 @@ class SampledFactor(Oracle):
     array([[-0.,  1.]])
     """
 
-    log_density: Callable[..., ArrayLike] | None = None
-    density: Callable[..., ArrayLike] | None = None
-    sample: Callable[..., ArrayLike] | None = None
+    log_density: UserFunction | None = None
+    density: UserFunction | None = None
+    sample: UserFunction | None = None
     inputs: tuple[str, ...] = ("gaussian",)
     output: int = 0
     proposal: Proposal = None
@@ -166,7 +168,7 @@ class SampledFactor(Oracle):
     reasons = (
         "",
         "fewer than min_ess draws are effective after max_draws: the proposal misses the tilted "
-        "density",
+        "density, or hardly a draw of sample equals what is observed (see observe)",
         "a weight is not finite: the factor, or a message, is infinite or NaN at a draw",
         "the projected variance is not positive",
         NOT_REPRESENTABLE,
@@ -201,7 +203,10 @@ class SampledFactor(Oracle):
                 f"{' and '.join(given) or 'no function'} is given; allowed: one of log_density, "
                 "density and sample"
             )
-        _checks.function(given[0], getattr(self, given[0]))
+        if self.sample is None:
+            _checks.function(given[0], getattr(self, given[0]))
+        else:
+            self._simulator()
         if self.observe is not None:
             _checks.freeze(self, observe=_checks.number("observe", self.observe, least=0.0))
             if self.sample is None:
@@ -238,7 +243,7 @@ class SampledFactor(Oracle):
         return tuple(checked)
 
     @property
-    def _drawn(self) -> list[MessageKind]:
+    def _drawn(self) -> list[Messages]:
         """Families of the inputs that are drawn from the proposal: all but a sampled one."""
         sampled = self.sample is not None and self.observe is None
         return [KINDS[family] for family in (self.inputs[:-1] if sampled else self.inputs)]
@@ -278,7 +283,7 @@ class SampledFactor(Oracle):
         return belief[0], draws.top + np.log(draws.w.mean()), np.append(sd, of_log_z), 0
 
     def _enough(
-        self, draw: Callable[..., WeightedDraws], cavities: tuple[Message, ...]
+        self, draw: Callable[[MessageProposal, int], WeightedDraws], cavities: tuple[Message, ...]
     ) -> WeightedDraws:
         """Draws for one message: as many as are needed, or max_draws."""
         kinds, product = self._drawn, cavities
@@ -293,7 +298,7 @@ class SampledFactor(Oracle):
         if again is not None:
             proposal, draws = again, draw(again, self.draws)
         while draws.ess < self.min_ess and not draws.broken:
-            more = min(cast("int", self.max_draws) - len(draws.log_w), len(draws.log_w))
+            more = min((self.max_draws or 0) - len(draws.log_w), len(draws.log_w))
             if more <= 0:
                 break
             draws = draws.joined(draw(proposal, more))
@@ -311,7 +316,7 @@ class SampledFactor(Oracle):
         """So many draws from the proposal, and logs of their weights (2)."""
         u, kinds = proposal.draw(rng, size), proposal.kinds
         log_w = log_messages(kinds, cavities[: len(kinds)], u) - proposal.log_density(u)
-        x = [kind.x(one) for kind, one in zip(kinds, u, strict=True)]
+        x = [kind.family.x(one) for kind, one in zip(kinds, u, strict=True)]
         if self.log_density is not None:
             log_w += power * self._called("log_density", x, datum)
             return WeightedDraws(u, log_w)
@@ -321,26 +326,36 @@ class SampledFactor(Oracle):
                 raise ValueError(f"density returned {values.min():g}; allowed: numbers >= 0")
             return WeightedDraws(u, log_w + power * np.log(values))
         if self.observe is not None and datum is not None:
-            drawn = self._called("sample", x, datum[:-1] if len(datum) > 1 else None, rng=rng)
+            known = data_rows(datum[:-1] if len(datum) > 1 else None, size)
+            drawn = self._simulator()(*x, *known, rng=rng)
             return WeightedDraws(u, log_w + log_match(drawn, datum[-1], self.observe))
-        drawn = self._called("sample", x, datum, rng=rng)
+        drawn = self._simulator()(*x, *data_rows(datum, size), rng=rng)
         last, log_slope = coordinate(self.inputs[-1], drawn)
         inside = np.isfinite(last) & np.isfinite(log_slope)
-        # outside of its support a message is 0; NaN is no weight
-        log_w[~inside] = np.where(np.isnan(drawn[~inside]), np.nan, -np.inf)
+        # outside of its support a message is 0
+        log_w[~inside] = -np.inf
         log_m = log_messages([KINDS[self.inputs[-1]]], cavities[-1:], [last[inside]])
         log_w[inside] += log_m - log_slope[inside]
         return WeightedDraws([*u, last], log_w)
 
-    def _called(
-        self, name: str, x: list[Array], datum: Array | None, **more: np.random.Generator
-    ) -> Array:
-        """What a function of the user's returns at draws (M,), checked."""
-        count = len(x[0])
-        data = [] if datum is None else [np.broadcast_to(datum, (count, len(datum)))]
+    def _called(self, name: str, x: list[Array], datum: Array | None) -> Array:
+        """What a density of the user's returns at draws (M,), checked."""
+        function = self.log_density if name == "log_density" else self.density
+        assert function is not None
         # the arrays of the call are its own: what it writes into them is lost
-        values = getattr(self, name)(*[one.copy() for one in x], *data, **more)
-        return row_values(name, values, count)
+        values = function(*[one.copy() for one in x], *data_rows(datum, len(x[0])))
+        return row_values(name, values, len(x[0]))
+
+    def _simulator(self) -> Simulator:
+        """The user's sample, checked."""
+        assert self.sample is not None
+        x = tuple(f"x_{i + 1}" for i in range(len(self._drawn)))
+        return Simulator("sample", self.sample, x, (*x, "data"))
+
+
+def data_rows(datum: Array | None, count: int) -> list[Array]:
+    """The last argument of the functions of the user: the datum, for each of the draws."""
+    return [] if datum is None else [np.broadcast_to(datum, (count, len(datum)))]
 
 
 def fingerprints(messages: tuple[Array, ...], data: Array | None, *settings: float) -> list[bytes]:
@@ -355,16 +370,16 @@ def fingerprints(messages: tuple[Array, ...], data: Array | None, *settings: flo
     return digests
 
 
-def log_messages(kinds: list[MessageKind], product: tuple[Message, ...], u: list[Array]) -> Array:
+def log_messages(kinds: list[Messages], product: tuple[Message, ...], u: list[Array]) -> Array:
     """Log density of u (M,) of each input under a product of messages."""
     logs = [
-        kind.log_density(kind.natural(p), one[None])[0]
+        kind.family.log_density(kind.natural(p), one[None])[0]
         for kind, p, one in zip(kinds, product, u, strict=True)
     ]
     return np.asarray(sum(logs))
 
 
-def projected(kind: MessageKind, u: Array, w: Array) -> tuple[Message, float, Array]:
+def projected(kind: Messages, u: Array, w: Array) -> tuple[Message, float, Array]:
     """The projection (1) of weighted draws, NaN where there is none. And their variance of u.
 
     The last result, (M, 2), says by how much each draw moves the means of the integrands.
@@ -375,9 +390,9 @@ def projected(kind: MessageKind, u: Array, w: Array) -> tuple[Message, float, Ar
     variance = float(np.sum(w * (u - centre) ** 2))
     if kind.name == "gamma":  # the log of the mean, which no exp(u) is far above
         centre = special.logsumexp(u, b=w)
-    first, second = kind.integrands(u[None], np.array([[centre]]))
+    first, second = kind.family.integrands(u[None], np.array([[centre]]))
     means = first @ w, second @ w
-    belief = kind.usual(kind.target(*means, np.array([centre])))
+    belief = kind.usual(kind.family.target(*means, np.array([centre])))
     pulls = w * (first - means[0]), w * (second - means[1])
     return belief, variance, np.concatenate(pulls).T
 
@@ -396,13 +411,13 @@ def coordinate(kind: str, x: Array) -> tuple[Array, Array]:
 def log_match(x: Array, y: float, width: float) -> Array:
     """Log of a Gaussian kernel between draws and what is observed. Of width 0, of equality."""
     if width == 0.0:
-        return np.where(np.isnan(x), np.nan, np.where(x == y, 0.0, -np.inf))
+        return np.where(x == y, 0.0, -np.inf)
     z = (x - y) / width
     return np.asarray(-0.5 * z * z - np.log(width * np.sqrt(2.0 * np.pi)))
 
 
 def refitted(
-    kinds: list[MessageKind], draws: WeightedDraws, cavities: tuple[Message, ...]
+    kinds: list[Messages], draws: WeightedDraws, cavities: tuple[Message, ...]
 ) -> MessageProposal | None:
     """The next proposal: projections of the draws, widened, with 10 % cavity. None: no weight is.
 

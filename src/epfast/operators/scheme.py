@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, Self
+from typing import Self, Unpack
 
 import numpy as np
 from scipy import special
@@ -19,8 +19,8 @@ from epfast._core.tilted import TiltedMoments
 from epfast.inference import DataWarning
 from epfast.inference.records import warn_user
 from epfast.losses import CustomLoss, CustomSite, Loss
-from epfast.operators.just_in_time import AUDIT, ORACLE_ALONE, PAPER, Operator
-from epfast.operators.oracles import Oracle, SiteOracle, responses_of
+from epfast.operators.just_in_time import AUDIT, ORACLE_ALONE, PAPER, Operator, Settings
+from epfast.operators.oracles import Oracle, OracleGiven, SiteOracle, responses_of
 from epfast.operators.sampled import SampledFactor
 from epfast.schedules import FilledSchedule
 from epfast.schemes import Exact, ImportanceSampling, RowScheme, Scheme
@@ -87,10 +87,10 @@ class Learned(RowScheme):
         self,
         operator: Operator | None = None,
         *,
-        oracle: Any = None,
+        oracle: OracleGiven | Scheme | str | None = None,
         polish: int = 0,
         paper: bool = False,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None:
         if operator is not None and not isinstance(operator, Operator):
             raise TypeError(
@@ -136,25 +136,27 @@ class Learned(RowScheme):
             raise ValueError(
                 "scheme is Learned with a factorised posterior; allowed: posterior='full'"
             )
-        operator, oracle = self.operator, self.operator.oracle
-        if operator.inputs != ("gaussian",) or operator.output != (0,):
+        operator = self.operator
+        if operator.inputs != ("gaussian",) or operator.places != (0,):
             raise ValueError(
-                f"the operator has inputs {operator.inputs} and output {operator.output}; allowed "
+                f"the operator has inputs {operator.inputs} and output {operator.places}; allowed "
                 "for sites: one Gaussian input, output 0"
             )
-        if not isinstance(oracle, Oracle):
-            # a scheme, for this loss; sites shift their cavities by offsets: the oracle sees none
-            oracle = oracle_of_scheme(oracle, loss.with_offset(False))
+        if isinstance(operator.oracle, str | Scheme):
+            # for this loss; sites shift their cavities by offsets: the oracle sees none
+            oracle = oracle_of_scheme(operator.oracle, loss.with_offset(False))
+        else:
+            oracle = operator.asked
         if self.settings is not None:
             usual = tolerance_for(n) if oracle.exact else SAFE
-            usual_settings = {"data_width": data_width_of(loss), "tolerance": usual}
-            operator = Operator(oracle, **usual_settings | self.settings, power=power)
+            usual_settings = Settings(data_width=data_width_of(loss), tolerance=usual)
+            operator = Operator(oracle, **(usual_settings | self.settings | {"power": power}))
         elif oracle is not operator.oracle:
             width = operator.data_width or data_width_of(loss)
             operator = replace(operator, oracle=oracle, data_width=width)
         else:
             operator = operator.copy()
-        oracle = operator.oracle
+        oracle = operator.asked
         _check_loss(operator, loss, power)
         if (
             isinstance(oracle, SiteOracle)
@@ -168,7 +170,7 @@ class Learned(RowScheme):
                 DataWarning,
             )
         tolerance = operator.tolerance
-        noted = operator.threshold is None and operator.oracle.exact and not self.polish
+        noted = operator.threshold is None and oracle.exact and not self.polish
         if noted and (n or 0) * tolerance > ADDED_UP:
             warn_user(
                 f"the tolerance is {tolerance:g} for each of {n} sites, and errors that are alike "
@@ -257,7 +259,7 @@ def ask_oracle(
     cavity = np.array([[m, v]])
     data = None if y is None else y[None]
     if kind > AUDIT:  # a row of zeros is no cavity to learn from
-        answer = operator.oracle.answer(cavity, data, operator.power)
+        answer = operator.asked.answer(cavity, data, operator.power)
         return None if answer.reason[0] else (float(answer.log_z[0]), 0.0, 0.0)
     targets, (mean, variance), reason = operator.ask((cavity,), data, x, predicted, kind)
     if reason:
@@ -281,7 +283,7 @@ def data_width_of(loss: Loss) -> int:
 
 def _check_loss(operator: Operator, loss: Loss, power: float) -> None:
     """Whether the operator is that of sites of this loss."""
-    oracle = operator.oracle
+    oracle = operator.asked
     if operator.power != power:
         raise ValueError(
             f"the operator is of the power {operator.power:g}, and the schedule of {power:g}; "

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from epfast import _checks
-from epfast._arrays import Array, Which, pieces
-from epfast.operators.messages import KINDS
+from epfast._arrays import Array, UserFunction, Which, pieces
+from epfast.families import SCALARS
 
 #: steps of central differences, in units of the width of what is differentiated: with these a sixth
 #: order rule is right to about 1e-11, as rounding is
@@ -25,8 +25,6 @@ SECOND = np.array([3.0 / 2.0, -3.0 / 20.0, 1.0 / 90.0])
 MOST_NUMBERS = 1 << 18
 #: a function of x (n, k) and of the factors to which the rows belong
 Function = Callable[[Array, "FactorRows"], Array]
-#: log t of neighbours and data, or derivatives of it, as a user gives them
-UserFunction = Callable[..., ArrayLike]
 
 
 class FactorRows(NamedTuple):
@@ -216,7 +214,7 @@ class Tilted:
         name: str = "log_t",
     ) -> None:
         self.function, self.gradient, self.hessian, self.name = log_t, gradient, hessian, name
-        self.kinds = tuple(KINDS[name] for name in families)
+        self.kinds = tuple(SCALARS[name] for name in families)
         #: whether derivatives of the user's serve as they are
         self.straight = all(name == "gaussian" for name in families)
 
@@ -290,7 +288,7 @@ class Tilted:
 class MessageScheme:
     """How messages of factors are found: projections of tilted densities, some at a time."""
 
-    families: ClassVar[frozenset[str]] = frozenset(KINDS)
+    families: ClassVar[frozenset[str]] = frozenset(SCALARS)
     #: whether cavities of Gaussians may be flat
     takes_flat: ClassVar[bool] = False
     #: why a fit failed, by the number in a projection

@@ -1,63 +1,32 @@
-"""Factors of chains: transitions from one variable to the next, random walks."""
+"""Gaussian transitions x' = factor x + N(0, variance) from one variable, or state, to the next.
+
+Between variables messages are those of :mod:`epfast.graph.catalogue.steps`. Between states of a
+block transitions are Gaussian factors of forms, with densities that are terms of its precision.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
 from epfast import _checks
-from epfast._arrays import Array, Given
-from epfast._core.graph import GraphBatch, InformationBatch
+from epfast._arrays import Array
 from epfast.gaussian.sparse import as_csr
-from epfast.graph.factors import (
-    Batch,
-    Edges,
-    Kind,
-    LinearFactor,
-    Neighbour,
-    check_spread,
-    form_of,
-    log_normal,
-    numbers_of,
-    only_power_1,
-    plain_batch,
-    rows_of,
-    variables_of,
+from epfast.graph.arguments import form_of, numbers_of, rows_of, variables_of
+from epfast.graph.catalogue.linear import LinearFactor, LossFactor
+from epfast.graph.catalogue.steps import GaussianStep
+from epfast.graph.factors import Batch, Beliefs, plain_batch
+from epfast.graph.variables import (
+    Block,
+    Linear,
+    LinearForm,
+    together,
 )
-from epfast.graph.variables import Block, Index, Linear, LinearForm, together
-
-if TYPE_CHECKING:
-    from epfast.graph.posterior import GraphPosterior
-    from epfast.graph.problem import GraphProblem
-
-
-class GaussianStep(Kind):
-    """Gaussian transitions x' = factor x + N(0, variance) between pairs of variables."""
-
-    pattern: ClassVar[str] = "nn"
-    numbers: ClassVar[dict[str, float]] = {"factor": -np.inf, "variance": 0.0}
-    shares: ClassVar[bool] = False
-
-    def check_power(self, batch: Batch, power: float) -> None:
-        # a transition without noise is not a density
-        what = f"factors {type(self).__name__} of variance 0"
-        only_power_1(power, not batch.data["variance"].all(), what)
-
-    def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
-        factor, variance = batch.data["factor"], batch.data["variance"]
-        a = np.stack([-factor, np.ones(batch.n)], axis=1).ravel()
-        return InformationBatch(edges.starts, edges.at, a, np.zeros(batch.n), variance, tied)
-
-    def log_density(self, batch: Batch, theta: Array) -> Array:
-        check_spread(batch)
-        before, after = batch.table.T
-        step = theta[:, after] - batch.data["factor"] * theta[:, before]
-        return np.asarray(log_normal(step, batch.data["variance"]).sum(axis=1))
 
 
 @dataclass(frozen=True)
@@ -127,9 +96,9 @@ def is_of_block(value: Linear | None) -> TypeGuard[Block | LinearForm]:
     return isinstance(value, Block) or (isinstance(value, LinearForm) and len(value.parts) > 0)
 
 
-def states_of(model: GraphProblem, name: str, value: Linear, k: int) -> LinearForm:
+def states_of(name: str, value: Linear, k: int) -> LinearForm:
     """States (..., k) of entries of a block. One axis of several times k has one after another."""
-    form = form_of(model, name, value, blocks=True)
+    form = form_of(name, value, blocks=True)
     if len(form.terms.variables):
         raise TypeError(f"{name} has scalar variables beside the block; allowed: entries of blocks")
     if len(form.shape) < 2 and form.shape != (k,) and form.size % k == 0:
@@ -215,16 +184,14 @@ class Transition(GaussianStep):
     variance: ArrayLike | None
     factor: ArrayLike = 1.0
 
-    def attach(
-        self, model: GraphProblem, before: Linear | None = None, after: Linear | None = None
-    ) -> Batch:
+    def attach(self, before: Linear, after: Linear) -> Batch:
         if is_of_block(before) and is_of_block(after):
-            return self._between_states(model, before, after)
+            return self._between_states(before, after)
         given = {"before": (before, "gaussian"), "after": (after, "gaussian")}
-        pairs = rows_of(model, given)
+        pairs = rows_of(given)
         numbers = np.unique(pairs)
         steps = self.steps(pairs.shape[:-1])
-        batch = plain_batch(Transition(None), model.added, pairs, steps)
+        batch = plain_batch(Transition(None), pairs, steps)
         return batch._replace(times=(numbers, numbers.astype(np.float64)))
 
     def steps(self, shape: tuple[int, ...]) -> dict[str, Array]:
@@ -257,134 +224,43 @@ class Transition(GaussianStep):
         k: int = (*known, j)[0]
         return matrices_of("factor", factor, k, j), matrices_of("variance", variance, k, k)
 
-    def _between_states(
-        self, model: GraphProblem, before: Block | LinearForm, after: Block | LinearForm
-    ) -> Batch:
+    def _between_states(self, before: Block | LinearForm, after: Block | LinearForm) -> Batch:
         factor, variance = self._matrices(before, after)
         k, j = factor.shape[-2:]
-        a, b = states_of(model, "before", before, j), states_of(model, "after", after, k)
+        a, b = states_of("before", before, j), states_of("after", after, k)
         shapes = {"before": a.shape[:-1], "after": b.shape[:-1]}
         many = together(**shapes, factor=factor.shape[:-2], variance=variance.shape[:-2])
         if j == k and not rows_that_differ(a.broadcast((*many, k)), b.broadcast((*many, k))).all():
             raise ValueError("before and after have a state in common; allowed: different states")
         whiten, v = independent_parts(variance)
         step = multiplied(whiten, b, many) + multiplied(-whiten @ factor, a, many)
-        gaussian = LinearFactor("gaussian")
-        batch = gaussian.attach(model, step, 0.0, noise=np.broadcast_to(v, step.shape))
+        gaussian = LossFactor("gaussian")
+        batch = gaussian.attach(step, 0.0, noise=np.broadcast_to(v, step.shape))
         kind = batch.factor
         assert isinstance(kind, LinearFactor)
         return batch._replace(factor=StateTransition(kind.loss, kind.scheme))
 
-    def _ahead(self, post: GraphPosterior, before: Block | LinearForm) -> tuple[Array, Array]:
+    def _ahead(self, q: Beliefs, before: Block | LinearForm) -> tuple[Array, Array]:
         """Mean and variance of the entries of states that follow, in the shape of ``before``."""
         factor, variance = self._matrices(before, None)
-        form = states_of(post.problem, "before", before, factor.shape[-1])
+        form = states_of("before", before, factor.shape[-1])
         shapes = {"factor": factor.shape[:-2], "variance": variance.shape[:-2]}
         many = together(before=form.shape[:-1], **shapes)
         independent_parts(variance)
-        mean, spread = post.predict_latent(multiplied(factor, form, many))
+        mean, spread = q.latent(multiplied(factor, form, many))
         spread = spread + variance.diagonal(axis1=-2, axis2=-1)
         shape = before.shape if mean.size == before.size else mean.shape
         return mean.reshape(shape), spread.reshape(shape)
 
-    def predict(self, post: GraphPosterior, before: Linear) -> Array:
+    def predict(self, q: Beliefs, before: Linear) -> Array:
         if is_of_block(before):
-            return self._ahead(post, before)[0]
-        x = variables_of(post.problem, "before", before, "gaussian")
-        return np.asarray(self.steps(x.shape)["factor"].reshape(x.shape) * post[x].mean)
+            return self._ahead(q, before)[0]
+        x = variables_of("before", before, "gaussian")
+        return np.asarray(self.steps(x.shape)["factor"].reshape(x.shape) * q.of(x).mean)
 
-    def predict_variance(self, post: GraphPosterior, before: Linear) -> Array:
+    def predict_variance(self, q: Beliefs, before: Linear) -> Array:
         if is_of_block(before):
-            return self._ahead(post, before)[1]
-        x = variables_of(post.problem, "before", before, "gaussian")
+            return self._ahead(q, before)[1]
+        x = variables_of("before", before, "gaussian")
         step = {name: value.reshape(x.shape) for name, value in self.steps(x.shape).items()}
-        return np.asarray(step["factor"] ** 2 * post[x].variance + step["variance"])
-
-
-@dataclass(frozen=True)
-class Walk(GaussianStep):
-    """Random walks through time: chains of variables, x' = x + N(0, rate (t' - t)).
-
-    Parameters
-    ----------
-    rate : float
-        Variance of the step per unit of time, >= 0.
-
-    Notes
-    -----
-    Added as ``g.add(Walk(rate), x, by=labels, time=times)``, with a label and a time for each
-    variable of x. Each label is a chain. Without ``by`` there is one chain, and without ``time``
-    the times are 0, 1, 2, ... Times may not decrease within a chain. The first variable of a chain
-    keeps its prior. The walk defines the others, and their own priors are ignored. Messages are
-    exact.
-
-    Raises
-    ------
-    ValueError
-        When added, for times that decrease within a chain, a variable that is in x twice or that
-        another walk defines, or if no chain has two variables.
-
-    Examples
-    --------
-    Two players, each at two times:
-
-    >>> import epfast
-    >>> g = epfast.Graph()
-    >>> s = g.gaussian(4)
-    >>> walks = g.add(epfast.graph.Walk(0.1), s, by=["ann", "ann", "bob", "bob"], time=[0, 5, 0, 2])
-    >>> won = g.add("probit", s[1] - s[3], 1)
-    >>> g.fit()[s].mean.round(2)
-    array([ 0.41,  0.62, -0.41, -0.5 ])
-
-    References
-    ----------
-    Dangauthier, Herbrich, Minka & Graepel (2007), TrueSkill through time: revisiting the history of
-    chess.
-    """
-
-    instead: ClassVar[str] = (
-        "the steps of a walk one by one, Transition(rate * (t' - t)) from its variables"
-    )
-    rate: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rate", _checks.number("rate", self.rate, least=0.0))
-
-    def attach(
-        self, model: GraphProblem, x: Neighbour = None, *, by: Given = None, time: Given = None
-    ) -> Batch:
-        states = variables_of(model, "x", x, "gaussian")
-        n = states.size
-        numbers = states.numbers.ravel()
-        if len(np.unique(numbers)) < n:
-            raise ValueError("x has a variable twice; allowed: each variable once")
-        times = np.arange(n, dtype=np.float64)
-        if time is not None:
-            times = _checks.array("time", np.ravel(_checks.real_array("time", time)), shape=(n,))
-        chain = np.zeros(n, dtype=np.intp)
-        if by is not None:
-            labels = np.ravel(np.asarray(by))
-            if labels.shape != (n,):
-                raise ValueError(
-                    f"by has shape {np.shape(by)}; allowed: a label per variable, ({n},)"
-                )
-            chain = np.unique(labels, return_inverse=True)[1].ravel()
-        order = np.argsort(chain, kind="stable")
-        same = chain[order][1:] == chain[order][:-1]
-        steps = np.diff(times[order])[same]
-        if (steps < 0.0).any():
-            raise ValueError(
-                "time decreases within a chain; allowed: times that are sorted within each label"
-            )
-        pairs = np.stack([numbers[order][:-1][same], numbers[order][1:][same]], axis=1)
-        if not len(pairs):
-            raise ValueError("x has no chain of two variables; allowed: chains of two or more")
-        with np.errstate(over="ignore"):
-            variance = self.rate * steps
-        if not np.isfinite(variance).all():
-            raise ValueError("rate times the steps of time overflows; allowed: smaller numbers")
-        steps = {"factor": np.ones(len(pairs)), "variance": variance}
-        return plain_batch(self, model.added, pairs, steps)._replace(times=(numbers, times))
-
-    def defines(self, batch: Batch) -> Index:
-        return np.asarray(batch.table[:, 1])
+        return np.asarray(step["factor"] ** 2 * q.of(x).variance + step["variance"])

@@ -1,34 +1,29 @@
-"""Factors with categorical neighbours: tables, and mixtures of losses on linear forms."""
+"""Gates: the category h selects which of K linear forms has the response, prod_p t_h(x_hp; y_p).
+
+- Given h the forms have the moments of their losses. The tilted belief sums over h, and is
+  projected to the variables of the forms and to h.
+- The evidence is the log of this sum.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from epfast import _checks, losses, schemes
+from epfast import _checks, schemes
 from epfast._arrays import AnyArray, Array, Given
 from epfast._core.graph import GraphBatch
-from epfast._core.graph_factors import MixtureBatch, TableBatch
-from epfast.graph.factors import (
-    Batch,
-    Edges,
-    Kind,
-    Neighbour,
-    form_of,
-    log_t,
-    loss_with_noise,
-    numbers_of,
-    plain_batch,
-    rows_of,
-    scalar_loss,
-    variables_of,
-    with_responses,
+from epfast._core.graph_factors import (
+    MixtureBatch,
 )
+from epfast.graph.arguments import form_of, numbers_of, variables_of, with_responses
+from epfast.graph.catalogue.linear import log_likelihood_at, loss_with_noise, scalar_loss
+from epfast.graph.factors import Batch, Beliefs, Edges, Kind, plain_batch
 from epfast.graph.variables import (
     Index,
     Linear,
@@ -45,166 +40,6 @@ from epfast.inference.files import restore_responses
 from epfast.losses import Loss, Ordinal
 from epfast.losses.names import LossGiven
 
-if TYPE_CHECKING:
-    from epfast.graph.posterior import GraphPosterior
-    from epfast.graph.problem import GraphProblem
-
-#: most entries of a table, since each takes time in every sweep
-MOST_ENTRIES = 1 << 24
-
-
-@dataclass(frozen=True, eq=False)
-class Table(Kind):
-    """A table over categorical variables: t(h_1, .., h_m) = p[h_1, .., h_m].
-
-    Parameters
-    ----------
-    p : array_like of shape (..., K_1, .., K_m)
-        Numbers >= 0 for variables with K_1, .., K_m categories. They need not be normalised.
-        Leading axes broadcast with the variables, for a table for each factor. If zeros leave no
-        possible state, the fit raises a ValueError.
-
-    Notes
-    -----
-    Added as ``g.add(Table(p), h_1, .., h_m)`` with arrays of categorical variables that broadcast,
-    and a factor for each row. Messages are exact sums. Their cost is m times the entries of p.
-
-    Raises
-    ------
-    ValueError
-        When added, if the last axes of p are not the categories of the variables, or if a table
-        has numbers below 0 or only zeros.
-
-    Examples
-    --------
-    A hidden chain of three states that tend to stay the same. The last state is observed:
-
-    >>> import epfast
-    >>> g = epfast.Graph()
-    >>> h = g.categorical(3, n=2)
-    >>> stay = g.add(epfast.graph.Table([[0.9, 0.1], [0.1, 0.9]]), h[:-1], h[1:])
-    >>> seen = g.add(epfast.graph.Table([0.2, 0.8]), h[2])
-    >>> g.fit()[h].probabilities.round(3)
-    array([[0.308, 0.692],
-           [0.26 , 0.74 ],
-           [0.2  , 0.8  ]])
-
-    References
-    ----------
-    Pearl (1988), Probabilistic reasoning in intelligent systems (belief propagation).
-    """
-
-    pattern: ClassVar[str] = "c+"
-    p: Array
-
-    def __post_init__(self) -> None:
-        given = _checks.real_array("p", self.p)
-        object.__setattr__(self, "p", np.array(given, dtype=np.float64))
-
-    @property
-    def bounded(self) -> bool:
-        return bool(np.max(self.p) <= 1.0)
-
-    def tables(self, sizes: tuple[int | None, ...]) -> Array:
-        """Each table as a row. sizes: the numbers of categories. None: any."""
-        p, m = self.p, len(sizes)
-        last = p.shape[max(0, p.ndim - m) :]
-        fits = len(last) == m and all(
-            k == n if n is not None else k for k, n in zip(last, sizes, strict=True)
-        )
-        if not fits or p.size > MOST_ENTRIES:
-            shown = ", ".join("K" if n is None else str(n) for n in sizes)
-            raise ValueError(
-                f"p has shape {p.shape}; allowed: (..., {shown}), the categories of the variables "
-                f"along the last axes, with at most {MOST_ENTRIES} entries"
-            )
-        rows: Array = p.reshape(-1, math.prod(last))
-        if not (np.isfinite(p).all() and (p >= 0.0).all() and (rows > 0.0).any(axis=1).all()):
-            raise ValueError(
-                "p holds a number below 0, NaN or infinity, or a table of zeros, which excludes "
-                "all states; allowed: finite numbers >= 0"
-            )
-        return rows
-
-    def attach(self, model: GraphProblem, *h: Neighbour) -> Batch:
-        if not h:
-            raise ValueError("a table has no variable; allowed: one categorical variable or more")
-        given = {f"h_{j + 1}": (value, "categorical") for j, value in enumerate(h)}
-        widths = tuple(variables_of(model, name, *one).width for name, one in given.items())
-        lead = self.p.shape[: max(0, self.p.ndim - len(h))]
-        tables = self.tables(widths)
-        numbers = rows_of(model, given, **{"leading axes of p": lead})
-        data = {}
-        if len(tables) > 1:
-            places = np.broadcast_to(np.arange(len(tables)).reshape(lead), numbers.shape[:-1])
-            data["log_p"] = logs_of(tables)[places.ravel()]
-        return plain_batch(self, model.added, numbers, data)
-
-    def check(self, batch: Batch, families: Index, sizes: Index) -> None:
-        super().check(batch, families, sizes)
-        table = sizes.reshape(batch.table.shape)
-        if len(self.tables(tuple(table[0]))) == 1 and batch.data:
-            raise ValueError("log_p is given beside one table")
-        logs = batch.data.get("log_p", np.zeros(1))
-        impossible = not (logs < np.inf).all() or np.isinf(logs).all(axis=-1).any()
-        if (table != table[0]).any() or impossible:
-            raise ValueError("p is of other categories than its variables, or log_p of none")
-
-    def logs(self, batch: Batch) -> Array:
-        """Logs of the tables, a row for each factor, or one row for all."""
-        return batch.data["log_p"] if batch.data else logs_of(self.p.reshape(1, -1))
-
-    def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
-        shape = edges.size[: batch.table.shape[1]].copy()
-        return TableBatch(*edges, self.logs(batch), shape, tied)
-
-    def log_density(self, batch: Batch, theta: Array) -> Array:
-        names, logs = batch.table, self.logs(batch)
-        shape = self.p.shape[self.p.ndim - names.shape[1] :]
-        at = np.ravel_multi_index(tuple(theta[:, names].astype(np.intp).transpose(2, 0, 1)), shape)
-        return np.asarray(logs[np.arange(batch.n) % len(logs), at].sum(axis=1))
-
-    def predict_proba(self, post: GraphPosterior, *h: Neighbour) -> Array:
-        """Probabilities of the categories of the variable in the place of None."""
-        empty = [j for j, value in enumerate(h) if value is None]
-        if len(empty) != 1:
-            raise ValueError(
-                f"h has None in {len(empty)} places; allowed: one None, for the variable to predict"
-            )
-        model = post.problem
-        given = {
-            j: variables_of(model, f"h_{j + 1}", value, "categorical")
-            for j, value in enumerate(h)
-            if value is not None
-        }
-        self.tables(tuple(given[j].width if j in given else None for j in range(len(h))))
-        letters = "abcdefghijklmnopqrstuvwxyz"[: len(h)]
-        operands = [self.p / self.p.max()]
-        for variables in given.values():
-            logits = post[variables].logits
-            operands.append(np.exp(logits - logits.max(axis=-1, keepdims=True)))
-        shapes = {f"h_{j + 1}": variables.shape for j, variables in given.items()}
-        together(**{"leading axes of p": self.p.shape[: self.p.ndim - len(h)]}, **shapes)
-        taken = ",".join(["..." + letters, *(f"...{letters[j]}" for j in given)])
-        masses = np.einsum(f"{taken}->...{letters[empty[0]]}", *operands)
-        total = masses.sum(axis=-1, keepdims=True)
-        if not (total > 0.0).all():
-            raise ValueError(
-                "p excludes all categories of the variable; allowed: a p that leaves one possible"
-            )
-        return np.asarray(masses / total)
-
-    def predict(self, post: GraphPosterior, *h: Neighbour) -> Array:
-        """The most probable category of the variable in the place of None."""
-        return np.asarray(self.predict_proba(post, *h).argmax(axis=-1))
-
-
-def logs_of(p: Array) -> Array:
-    """Logs, with -inf for 0."""
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(p))
-
-
 #: linear forms or numbers, one of each category
 FormsGiven = Sequence[Linear | ArrayLike] | None
 
@@ -212,8 +47,7 @@ FormsGiven = Sequence[Linear | ArrayLike] | None
 class Components(NamedTuple):
     """What a mixture is made of, broadcast to common shapes."""
 
-    #: with objects in place of names of losses
-    kind: Mixture
+    h: Variables
     #: of each category
     losses: list[Loss]
     forms: list[LinearForm]
@@ -222,6 +56,10 @@ class Components(NamedTuple):
     #: of the forms, and of the responses
     shape: tuple[int, ...]
     rows: tuple[int, ...]
+
+
+#: data of a Mixture other than the responses of each category
+SHARED = {"coefficient", "which", "offset", "noise"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,36 +111,30 @@ class Mixture(Kind):
     """
 
     pattern: ClassVar[str] = "n*c"
-    log_predictive = Kind.log_z
     h: Variables | None
     loss: LossGiven | Sequence[LossGiven]
     vectors: bool = False
 
     @property
-    def bounded(self) -> bool:
-        return all(losses.resolve(loss).bounded for loss in self.given)
-
-    @property
-    def given(self) -> Sequence[LossGiven]:
+    def each(self) -> Sequence[LossGiven]:
         """The loss of each category as given, or one for all."""
         loss = self.loss
         return [loss] if isinstance(loss, str) or not isinstance(loss, Sequence) else loss
 
-    def losses(self, K: int) -> list[Loss]:
-        """The loss of each of K categories."""
-        if len(self.given) not in (1, K):
-            raise ValueError(f"loss has {len(self.given)} losses; allowed: one, or {K} of them")
-        resolved = [scalar_loss(loss) for loss in self.given]
+    def losses(self, K: int, noise: Given = None) -> list[Loss]:
+        """The loss of each of K categories, with noise as :func:`loss_with_noise` has it."""
+        if len(self.each) not in (1, K):
+            raise ValueError(f"loss has {len(self.each)} losses; allowed: one, or {K} of them")
+        resolved = [loss_with_noise(loss, noise)[0] for loss in self.each]
         return resolved if len(resolved) == K else resolved * K
 
-    def known(self, model: GraphProblem, forms: FormsGiven, y: Given, noise: Given) -> Components:
+    def components(self, forms: FormsGiven, y: Given, noise: Given) -> Components:
         """The arguments, broadcast to common shapes."""
-        h = variables_of(model, "h", self.h, "categorical")
+        h = variables_of("h", self.h, "categorical")
         _checks.flag("vectors", self.vectors)
-        kind, extra = self, 0.0 if noise is None else noise
-        if noise is not None:
-            kind = replace(self, loss=[loss_with_noise(loss, noise)[0] for loss in self.given])
-        each, parts = kind.losses(h.width), forms_of(model, forms, h.width)
+        extra = 0.0 if noise is None else noise
+        each = self.losses(h.width, noise)
+        parts = forms_of(forms, h.width)
         shapes = {f"forms[{k}]": form.shape for k, form in enumerate(parts)}
         shapes |= {"noise": np.shape(extra), "h": (*h.shape, 1) if self.vectors else h.shape}
         shape = together(**shapes)
@@ -312,25 +144,24 @@ class Mixture(Kind):
         rows = shape[:-1] if self.vectors else shape
         variance = numbers_of("noise", extra, shape, least=0.0)
         forms_of_each = [form.broadcast(shape) for form in parts]
-        return Components(kind, each, forms_of_each, variance, shape, rows)
+        return Components(h, each, forms_of_each, variance, shape, rows)
 
-    def attach(
-        self, model: GraphProblem, forms: FormsGiven = None, y: Given = None, *, noise: Given = None
-    ) -> Batch:
-        kind, each, parts, extra, shape, rows = self.known(model, forms, y, noise)
-        assert self.h is not None  # it was checked
+    def attach(self, forms: FormsGiven, y: Given, *, noise: Given = None) -> Batch:
+        found = self.components(forms, y, noise)
+        each, rows = found.losses, found.rows
         n, K = math.prod(rows), len(each)
-        P = math.prod(shape) // max(1, n)
-        terms, data = assembled(parts, n, P)
-        data["offset"] = np.concatenate([form.offset.reshape(n, P) for form in parts], axis=1)
-        data["noise"] = np.tile(extra.reshape(n, P), (1, K))
-        _, given = with_responses(parts[0], y)
+        P = math.prod(found.shape) // max(1, n)
+        terms, data = assembled(found.forms, n, P)
+        data["offset"] = np.concatenate([form.offset.reshape(n, P) for form in found.forms], axis=1)
+        data["noise"] = np.tile(found.noise.reshape(n, P), (1, K))
+        _, given = with_responses(found.forms[0], y)
         for k, loss in enumerate(each):
             data[f"y{k}"] = loss.observed(given, n * P).reshape(n, P, -1)
-        labels = np.broadcast_to(self.h.numbers, rows)[..., None]
-        kind = replace(kind, h=None, loss=tuple(each))
-        batch = plain_batch(kind, model.added, labels, data)
-        return batch._replace(terms=joined(terms, batch.terms))
+        labels = np.broadcast_to(found.h.numbers, rows)[..., None]
+        kind = replace(self, h=None, loss=tuple(each))
+        batch = plain_batch(kind, labels, data)
+        bounded = all(loss.bounded for loss in each)
+        return batch._replace(terms=joined(terms, batch.terms), bounded=bounded)
 
     def check(self, batch: Batch, families: Index, sizes: Index) -> None:
         super().check(batch, families, sizes)
@@ -380,7 +211,7 @@ class Mixture(Kind):
             )
             forms = (forms + data["offset"][:, part]).reshape(len(theta), n * P)
             y = np.ascontiguousarray(data[f"y{k}"].reshape(n * P, -1))
-            logs = log_t(loss, y, forms, data["noise"][:, part].ravel())
+            logs = log_likelihood_at(loss, y, forms, data["noise"][:, part].ravel())
             logs = logs.reshape(len(theta), n, P).sum(axis=2)
             total += np.where(h == k, logs, 0.0).sum(axis=1)
         return total
@@ -407,56 +238,53 @@ class Mixture(Kind):
             "different prior means"
         )
 
-    def predict(self, post: GraphPosterior, forms: FormsGiven, *, noise: Given = None) -> Array:
+    def predict(self, q: Beliefs, forms: FormsGiven, *, noise: Given = None) -> Array:
         """Mean of y."""
-        means, share = self.by_category(post, "predict", forms, noise)
+        means, share = self.by_category(q, "predict", forms, noise)
         return np.asarray((share * means).sum(axis=0))
 
-    def predict_variance(
-        self, post: GraphPosterior, forms: FormsGiven, *, noise: Given = None
+    def log_predictive(
+        self, q: Beliefs, forms: FormsGiven, y: Given, *, noise: Given = None
     ) -> Array:
+        """Log density of y."""
+        return q.log_z(self.attach(forms, y, noise=noise))
+
+    def predict_variance(self, q: Beliefs, forms: FormsGiven, *, noise: Given = None) -> Array:
         """Variance of y."""
-        means, share = self.by_category(post, "predict", forms, noise)
-        within, _ = self.by_category(post, "predict_variance", forms, noise)
+        means, share = self.by_category(q, "predict", forms, noise)
+        within, _ = self.by_category(q, "predict_variance", forms, noise)
         between = (means - (share * means).sum(axis=0)) ** 2
         return np.asarray((share * (within + between)).sum(axis=0))
 
-    def predict_proba(
-        self, post: GraphPosterior, forms: FormsGiven, *, noise: Given = None
-    ) -> Array:
+    def predict_proba(self, q: Beliefs, forms: FormsGiven, *, noise: Given = None) -> Array:
         """Probabilities of labels or classes."""
-        predicted, share = self.by_category(post, "predict_proba", forms, noise)
+        predicted, share = self.by_category(q, "predict_proba", forms, noise)
         return np.asarray((share * predicted).sum(axis=0))
 
     def by_category(
-        self, post: GraphPosterior, method: str, forms: FormsGiven, noise: Given
+        self, q: Beliefs, method: str, forms: FormsGiven, noise: Given
     ) -> tuple[Array, Array]:
         """Predictions of the losses, and weights, with the categories along the first axis."""
-        for loss in map(scalar_loss, self.given):
+        for loss in map(scalar_loss, self.each):
             if method != "predict_proba" and (loss.by_margin or isinstance(loss, Ordinal)):
                 raise ValueError(
                     f"loss is {loss!r}, whose y are classes without a mean; allowed for such a "
                     "mixture: predict_proba, log_predictive"
                 )
-        _, each, parts, extra, shape, rows = self.known(post.problem, forms, None, noise)
-        assert self.h is not None  # it was checked
-        predicted = []
-        for loss, form in zip(each, parts, strict=True):
+        found = self.components(forms, None, noise)
+        each = []
+        for loss, form in zip(found.losses, found.forms, strict=True):
             # known numbers are a form of no graph
-            mean, variance = post.predict_latent(form) if form.graph else (form.offset, extra * 0.0)
-            predicted.append(getattr(loss, method)(mean.ravel(), variance.ravel() + extra))
-        found = np.stack(predicted)
-        found = found.reshape(len(each), *shape, *found.shape[2:])
-        share = np.exp(np.broadcast_to(post[self.h].logits, (*rows, len(each))))
+            mean, variance = q.latent(form) if form.graph else (form.offset, 0.0 * found.noise)
+            each.append(getattr(loss, method)(mean.ravel(), variance.ravel() + found.noise))
+        predicted = np.stack(each)
+        predicted = predicted.reshape(len(each), *found.shape, *predicted.shape[2:])
+        share = np.exp(np.broadcast_to(q.of(found.h).logits, (*found.rows, len(each))))
         share = np.moveaxis(share, -1, 0)
-        return found, share.reshape(share.shape + (1,) * (found.ndim - share.ndim))
+        return predicted, share.reshape(share.shape + (1,) * (predicted.ndim - share.ndim))
 
 
-#: data of a Mixture other than the responses of each category
-SHARED = {"coefficient", "which", "offset", "noise"}
-
-
-def forms_of(model: GraphProblem, forms: FormsGiven, k: int) -> list[LinearForm]:
+def forms_of(forms: FormsGiven, k: int) -> list[LinearForm]:
     """The k forms of a mixture, one for each category. Numbers are forms without variables."""
     if isinstance(forms, Linear) or not isinstance(forms, Sequence) or len(forms) != k:
         given = f"{len(forms)} of them" if isinstance(forms, Sequence) else type(forms).__name__
@@ -468,7 +296,7 @@ def forms_of(model: GraphProblem, forms: FormsGiven, k: int) -> list[LinearForm]
     for j, form in enumerate(forms):
         name = f"forms[{j}]"
         if isinstance(form, Linear):
-            made.append(form_of(model, name, form))
+            made.append(form_of(name, form))
         else:
             numbers = finite_numbers(form, name)
             made.append(LinearForm("", numbers.shape, no_terms(numbers.size), numbers.ravel()))
