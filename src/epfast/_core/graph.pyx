@@ -1,8 +1,8 @@
 """Message passing on a factor graph: sweeps over batches of factors with Gaussian neighbours.
 
 Beliefs are natural parameters in one flat array, as in epfast/families.py: Gaussian (tau, nu),
-gamma (shape - 1, rate), beta (alpha - 1, beta - 1), categorical (logits), Dirichlet (alpha - 1). A batch
-holds factors of one kind; ``at`` says where its neighbours are. A factor's update is
+gamma (shape - 1, rate), beta (alpha - 1, beta - 1), categorical (logits), Dirichlet (alpha - 1). A
+batch holds factors of one kind; ``at`` says where its neighbours are. A factor's update is
 
     cavity = belief / site^a,   fit = moments of t^a x cavity,   site = (fit / cavity)^(1/a)
 
@@ -11,7 +11,7 @@ that the log evidence is the sum of all scales and of A(belief) - A(prior).
 
 :class:`GraphBatch` has this update: cavities, damping, shared sites, evidence, refusal. A kind of
 factor has its fit, log Z and the differences between targets and cavities. Vectors of linear forms
-with few terms that share no variable have a second one, in simd/graph.h.
+with few terms have a second one, in simd/graph.h.
 
 Factors without a variable in common go together: :func:`runs` finds, for a sequential order, runs
 of such factors that give what one after the other would.
@@ -760,8 +760,7 @@ cdef class LinearBatch(GraphBatch):
     ) noexcept nogil:
         cdef ptrdiff_t count
         cdef Status status = OK
-        # in parallel order factors have variables in common
-        if self.terms == 0 or how.out != how.q or how.away != 0:
+        if self.terms == 0:
             return GraphBatch.run(self, how, sites, scale, first, stop)
         while first < stop and status == OK:
             count = min(<ptrdiff_t> CHUNK, stop - first)
@@ -802,7 +801,7 @@ cdef class LinearBatch(GraphBatch):
     cdef Status vectors(
         self, const Update *how, double *sites, double *scale, ptrdiff_t begin, ptrdiff_t count
     ) noexcept nogil:
-        """A chunk of forms of one to three terms, which share no variable."""
+        """A chunk of forms of one to three terms."""
         cdef const ptrdiff_t *at = &self.at[self.terms * begin]
         cdef const double *coefficient = &self.coefficient[self.terms * begin]
         cdef ptrdiff_t i, refused
@@ -821,8 +820,9 @@ cdef class LinearBatch(GraphBatch):
                     self.lZs[i] if isfinite(self.lanes[i]) else NAN
                 )
         refused = kernels.graph_sites(
-            self.terms, count, how.power, how.damping, how.out, at, coefficient, &self.lanes[0],
-            &self.lZs[0], &self.dlZ[0], &self.d2lZ[0], sites, scale + begin
+            self.terms, count, how.power, how.damping, how.q, how.out, at, coefficient,
+            &self.lanes[0], &self.lZs[0], &self.dlZ[0], &self.d2lZ[0], sites, how.away,
+            scale + begin
         )
         if refused > 0:
             self.n_refused += refused
@@ -923,12 +923,12 @@ cdef class InformationBatch(GraphBatch):
     cdef Status run(
         self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t stop
     ) noexcept nogil:
-        if not self.pairs or first == stop or how.out != how.q or how.away != 0:
+        if not self.pairs or first == stop:
             return GraphBatch.run(self, how, sites, scale, first, stop)
         self.n_refused += kernels.graph_pairs(
-            stop - first, how.power, how.damping, how.out, &self.at[2 * first],
+            stop - first, how.power, how.damping, how.q, how.out, &self.at[2 * first],
             &self.coefficient[2 * first], &self.y[first], &self.variance[first],
-            sites + 4 * first, scale + first
+            sites + 4 * first, how.away, scale + first
         )
         return OK
 

@@ -1,6 +1,7 @@
-/* Factors of a graph, a vector of them at a time: factors that share no variable, sequential order.
- * Part of vector.c. A scalar Gaussian is a pair (tau, nu) in memory, among beliefs q as among sites;
- * at says where its belief is. Lanes past the last factor repeat it: they store what it stores. */
+/* Factors of a graph, a vector of them at a time. Part of vector.c. A scalar Gaussian is a pair (tau, nu)
+ * in memory, among beliefs q as among sites; at says where its belief is. What is new goes to out and to
+ * sites + away. In sequential order these are q and sites, and factors share no variable. Lanes past the
+ * last factor repeat it: they store what it stores. */
 
 #define GRAPH_LEAST 1e-10               /* share of a precision below which rounding is all of it */
 
@@ -135,8 +136,8 @@ EPF_INLINE void graph_load_terms(const int full, ptrdiff_t count, const int K, c
 /* The update of the lanes that are fine: beliefs and sites move by a share of the way to new sites, and so does the
  * scale. How many are refused. */
 EPF_INLINE ptrdiff_t graph_update(const int full, ptrdiff_t count, const int K, double share, vi fine,
-                                  const graph_terms *x, const vd *new_tau, const vd *new_nu, vd new_scale, double *q,
-                                  double *sites, double *scale)
+                                  const graph_terms *x, const vd *new_tau, const vd *new_nu, vd new_scale,
+                                  const double *q, double *out, double *sites, double *scale)
 {
     const vd zero = v_set(0.0);
     vd old = graph_load(full, scale, count), step = share * (new_scale - old), tau_step[3], nu_step[3];
@@ -156,8 +157,20 @@ EPF_INLINE ptrdiff_t graph_update(const int full, ptrdiff_t count, const int K, 
         refused = graph_count(bad, count);
     }
     for (int k = 0; k < K; k++) {
-        v_store_pairs(q, x->here[k], x->q_tau[k] + tau_step[k], x->q_nu[k] + nu_step[k]);
+        if (out == q) v_store_pairs(out, x->here[k], x->q_tau[k] + tau_step[k], x->q_nu[k] + nu_step[k]);
         v_store_pairs(sites + 2 * k, x->place, x->tau[k] + tau_step[k], x->nu[k] + nu_step[k]);
+    }
+    if (out != q) {                             /* lanes may share variables */
+        double steps[6][VW];
+        for (int k = 0; k < K; k++) {
+            v_store(steps[2 * k], tau_step[k]);
+            v_store(steps[2 * k + 1], nu_step[k]);
+        }
+        for (ptrdiff_t i = 0; i < count; i++)
+            for (int k = 0; k < K; k++) {
+                out[x->here[k][i]] += steps[2 * k][i];
+                out[x->here[k][i] + 1] += steps[2 * k + 1][i];
+            }
     }
     graph_store(full, scale, old + step, count);
     return refused;
@@ -165,9 +178,9 @@ EPF_INLINE ptrdiff_t graph_update(const int full, ptrdiff_t count, const int K, 
 
 /* ---- Gaussians of linear forms of two terms: messages in information form, whatever the power ---- */
 
-EPF_INLINE ptrdiff_t graph_pairs_of(const int full, ptrdiff_t count, double power, double share, double *q,
-                                    const ptrdiff_t *at, const double *coefficient, const double *y,
-                                    const double *variance, double *sites, double *scale)
+EPF_INLINE ptrdiff_t graph_pairs_of(const int full, ptrdiff_t count, double power, double share, const double *q,
+                                    double *out, const ptrdiff_t *at, const double *coefficient, const double *y,
+                                    const double *variance, double *sites, ptrdiff_t away, double *scale)
 {
     const double per_power = 1.0 / power;
     const vd zero = v_set(0.0);
@@ -197,17 +210,18 @@ EPF_INLINE ptrdiff_t graph_pairs_of(const int full, ptrdiff_t count, double powe
     if (power != 1.0)
         g = g + (0.5 * (v_log(s2) - power * v_log(power * s2)) + (1.0 - power) * V_LOG_SQRT_2PI);
     vi fine = V_MASK(D > 0.0) & V_MASK(E > 0.0) & V_MASK(T > 0.0);
-    return graph_update(full, count, 2, share, fine, &x, new_tau, new_nu, g * per_power, q, sites, scale);
+    return graph_update(full, count, 2, share, fine, &x, new_tau, new_nu, g * per_power, q, out, sites + away,
+                        scale);
 }
 
-static ptrdiff_t graph_pairs(ptrdiff_t n, double power, double share, double *q, const ptrdiff_t *at,
-                             const double *coefficient, const double *y, const double *variance, double *sites,
-                             double *scale)
+static ptrdiff_t graph_pairs(ptrdiff_t n, double power, double share, const double *q, double *out,
+                             const ptrdiff_t *at, const double *coefficient, const double *y,
+                             const double *variance, double *sites, ptrdiff_t away, double *scale)
 {
     ptrdiff_t refused = 0;
 #define BODY(full, count)                                                                          \
-    refused += graph_pairs_of(full, count, power, share, q, at + 2 * i, coefficient + 2 * i, y + i,         \
-                              variance + i, sites + 4 * i, scale + i)
+    refused += graph_pairs_of(full, count, power, share, q, out, at + 2 * i, coefficient + 2 * i, y + i,    \
+                              variance + i, sites + 4 * i, away, scale + i)
     GRAPH_VECTORS(n, BODY);
 #undef BODY
     return refused;
@@ -238,10 +252,10 @@ EPF_INLINE void graph_cavities_of(const int full, ptrdiff_t count, const int K, 
     v_store(v, v_select(fine, variance, v_set(1.0)));
 }
 
-EPF_INLINE ptrdiff_t graph_sites_of(const int full, ptrdiff_t count, const int K, double power, double share, double *q,
-                                    const ptrdiff_t *at, const double *coefficient, const double *cavity,
-                                    const double *lZ, const double *dlZ, const double *d2lZ, double *sites,
-                                    double *scale)
+EPF_INLINE ptrdiff_t graph_sites_of(const int full, ptrdiff_t count, const int K, double power, double share,
+                                    const double *q, double *out, const ptrdiff_t *at, const double *coefficient,
+                                    const double *cavity, const double *lZ, const double *dlZ, const double *d2lZ,
+                                    double *sites, ptrdiff_t away, double *scale)
 {
     const double per_power = 1.0 / power;
     graph_terms x;
@@ -262,7 +276,7 @@ EPF_INLINE ptrdiff_t graph_sites_of(const int full, ptrdiff_t count, const int K
         fine &= V_MASK(p > 0.0) & V_MASK(shrink > GRAPH_LEAST);
     }
     g = (g - 0.5 * v_log(product)) * per_power;
-    return graph_update(full, count, K, share, fine, &x, new_tau, new_nu, g, q, sites, scale);
+    return graph_update(full, count, K, share, fine, &x, new_tau, new_nu, g, q, out, sites + away, scale);
 }
 
 #define GRAPH_TERMS(terms, n, body)                                                                \
@@ -290,14 +304,14 @@ static void graph_cavities(int terms, ptrdiff_t n, double power, const double *q
 #undef BODY
 }
 
-static ptrdiff_t graph_sites(int terms, ptrdiff_t n, double power, double share, double *q, const ptrdiff_t *at,
-                             const double *coefficient, const double *cavity, const double *lZ, const double *dlZ,
-                             const double *d2lZ, double *sites, double *scale)
+static ptrdiff_t graph_sites(int terms, ptrdiff_t n, double power, double share, const double *q, double *out,
+                             const ptrdiff_t *at, const double *coefficient, const double *cavity, const double *lZ,
+                             const double *dlZ, const double *d2lZ, double *sites, ptrdiff_t away, double *scale)
 {
     ptrdiff_t refused = 0;
 #define BODY(full, count)                                                                          \
-    refused += graph_sites_of(full, count, K, power, share, q, at + K * i, coefficient + K * i, cavity + i, \
-                              lZ + i, dlZ + i, d2lZ + i, sites + 2 * K * i, scale + i)
+    refused += graph_sites_of(full, count, K, power, share, q, out, at + K * i, coefficient + K * i,        \
+                              cavity + i, lZ + i, dlZ + i, d2lZ + i, sites + 2 * K * i, away, scale + i)
     GRAPH_TERMS(terms, n, BODY);
 #undef BODY
     return refused;
