@@ -363,23 +363,27 @@ cdef bint gaussian_steps(
         step = damping * (change[x] / power - site[x])
         other = damping * (change[x + 1] / power - site[x + 1])
         change[x], change[x + 1] = step, other
-        proper = tau > 0.0 and tau + fabs(nu) < INFINITY
-        if known[e] == PROPER and proper:
+        step += q[0]
+        other += q[1]
+        # finite numbers whose sum is not are looked at one after the other
+        if not (tau > 0.0 and step > 0.0 and tau + fabs(nu) + step + fabs(other) < INFINITY):
+            proper = tau > 0.0 and tau + fabs(nu) < INFINITY
+            if not (proper or known[e] == FLAT):
+                return False
+            if not (step > 0.0 and step + fabs(other) < INFINITY):
+                # a flat one may stay so
+                if not (known[e] == FLAT and step == 0.0 and other == 0.0):
+                    return False
+            if not proper:
+                continue
+        if known[e] == PROPER:
             total += 0.5 * (c[x + 1] / c[x] * c[x + 1] - nu / tau * nu)
             product *= tau / c[x]
             if not 1e-100 < product < 1e100:
                 total += 0.5 * log(product)
                 product = 1.0
-        elif proper:
+        else:
             total -= 0.5 * nu * nu / tau - 0.5 * log(tau) + HALF_LOG_2PI
-        elif known[e] != FLAT:
-            return False
-        step += q[0]
-        other += q[1]
-        if not (step > 0.0 and step + fabs(other) < INFINITY):
-            # a flat one may stay so
-            if not (known[e] == FLAT and step == 0.0 and other == 0.0):
-                return False
     g[0], ratio[0] = total, product
     return True
 
@@ -491,7 +495,7 @@ cdef void take_steps(
     cdef const ptrdiff_t *starts = &batch.starts[first]
     cdef const ptrdiff_t *at = &batch.at[0]
     cdef ptrdiff_t i, e, j, size = 2, o
-    cdef double part = 1.0 / batch.n if batch.tied else 1.0, g
+    cdef double part = 1.0 / batch.n if batch.tied else 1.0, g, tau, nu
     cdef bint gaussian = batch.gaussian
     cdef int answer
     cdef double *site
@@ -505,14 +509,15 @@ cdef void take_steps(
                 step, site = &batch.change[o], sites + (0 if batch.tied else o)
                 for e in range(starts[i], starts[i + 1]):
                     out = how.out + at[e]
-                    out[0] += step[0]
-                    site[0] += part * step[0]
                     if gaussian:
-                        out[1] += step[1]
-                        site[1] += part * step[1]
+                        tau, nu = step[0], step[1]
+                        out[0] += tau
+                        out[1] += nu
+                        site[0] += part * tau
+                        site[1] += part * nu
                     else:
                         size = batch.size[e]
-                        for j in range(1, size):
+                        for j in range(size):
                             out[j] += step[j]
                             site[j] += part * step[j]
                     step += size
@@ -737,10 +742,7 @@ cdef class LinearBatch(GraphBatch):
         """Moments whose kernel may be called at once: what it takes is what the batch has."""
         cdef TiltedMoments moments = self.moments
         self.kernel = EPF_MOMENTS_NONE
-        if (
-            self.terms == 0 or moments.scheme is not None or moments.loss.shifted
-            or moments.loss.c.beta != 1.0
-        ):
+        if moments.scheme is not None or moments.loss.shifted or moments.loss.c.beta != 1.0:
             return 0
         if moments.kernel == EPF_MOMENTS_INTERVAL and self.is_indicator:
             self.kernel = EPF_MOMENTS_INTERVAL
@@ -748,7 +750,7 @@ cdef class LinearBatch(GraphBatch):
             # the label turns the form
             self.kernel, self.of_margin = moments.kernel, True
             label = np.asarray(self.y)[:, 0]
-            self.coefficient = np.asarray(self.coefficient) * np.repeat(label, self.terms)
+            self.coefficient = np.asarray(self.coefficient) * np.repeat(label, np.diff(self.starts))
             self.offset = np.asarray(self.offset) * label
         return 0
 
