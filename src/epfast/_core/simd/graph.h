@@ -119,6 +119,19 @@ EPF_INLINE void graph_load_terms(const int full, ptrdiff_t count, const int K, c
                                  const double *coefficient, const double *sites, graph_terms *x)
 {
     const ptrdiff_t *lane = graph_lanes[count % 8];
+    if (!full && count == 1) {                  /* as runs of a chain have it */
+        x->place[0] = 0;
+        for (int k = 0; k < K; k++) {
+            const double *pair = q + at[k];
+            x->here[k][0] = at[k];
+            x->a[k] = v_set(coefficient[k]);
+            x->q_tau[k] = v_set(pair[0]);
+            x->q_nu[k] = v_set(pair[1]);
+            x->tau[k] = v_set(sites[2 * k]);
+            x->nu[k] = v_set(sites[2 * k + 1]);
+        }
+        return;
+    }
     for (int j = 0; j < VW; j++) {
         x->each[j] = K * GRAPH_LANE(j);
         x->place[j] = 2 * K * GRAPH_LANE(j);
@@ -140,6 +153,7 @@ EPF_INLINE ptrdiff_t graph_update(const int full, ptrdiff_t count, const int K, 
                                   const double *q, double *out, double *sites, double *scale)
 {
     const vd zero = v_set(0.0);
+    const int one = !full && count == 1;
     vd old = graph_load(full, scale, count), step = share * (new_scale - old), tau_step[3], nu_step[3];
     ptrdiff_t refused = 0;
     for (int k = 0; k < K; k++) {
@@ -156,11 +170,11 @@ EPF_INLINE ptrdiff_t graph_update(const int full, ptrdiff_t count, const int K, 
         step = v_select(bad, zero, step);
         refused = graph_count(bad, count);
     }
-    for (int k = 0; k < K; k++) {
+    for (int k = 0; k < K && !one; k++) {
         if (out == q) v_store_pairs(out, x->here[k], x->q_tau[k] + tau_step[k], x->q_nu[k] + nu_step[k]);
         v_store_pairs(sites + 2 * k, x->place, x->tau[k] + tau_step[k], x->nu[k] + nu_step[k]);
     }
-    if (out != q) {                             /* lanes may share variables */
+    if (one || out != q) {                      /* lanes may share variables */
         double steps[6][VW];
         for (int k = 0; k < K; k++) {
             v_store(steps[2 * k], tau_step[k]);
@@ -170,6 +184,10 @@ EPF_INLINE ptrdiff_t graph_update(const int full, ptrdiff_t count, const int K, 
             for (int k = 0; k < K; k++) {
                 out[x->here[k][i]] += steps[2 * k][i];
                 out[x->here[k][i] + 1] += steps[2 * k + 1][i];
+                if (one) {
+                    sites[2 * k] += steps[2 * k][i];
+                    sites[2 * k + 1] += steps[2 * k + 1][i];
+                }
             }
     }
     graph_store(full, scale, old + step, count);
