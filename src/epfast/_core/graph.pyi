@@ -1,10 +1,13 @@
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from epfast._core._types import Array
 from epfast._core.tilted import TiltedMoments
+
+Index = NDArray[np.intp]
 
 def runs(
     starts: Any,
@@ -41,26 +44,35 @@ class LinearBatch(GraphBatch):
         is_indicator: bool = ...,
     ) -> None: ...
 
-class GaussianBatch(GraphBatch):
+class InformationBatch(GraphBatch):
     def __init__(
         self,
-        starts: Any,
-        at: Any,
+        starts: Index,
+        at: Index,
         coefficient: Array,
         y: Array,
         variance: Array,
         tied: bool = ...,
     ) -> None: ...
 
-class TransitionBatch(GraphBatch):
-    def __init__(self, at: Any, phi: Array, variance: Array) -> None: ...
+class _PythonProject(Protocol):
+    #: how often fits failed, by reason
+    reasons: Counter[str]
+    def __call__(
+        self, rows: Index, cavity: Array, flat: NDArray[np.bool_], belief: Array, power: float
+    ) -> tuple[Array, Array, NDArray[np.uint8]]: ...
 
 class PythonBatch(GraphBatch):
-    fit: Any
+    @property
+    def reasons(self) -> Counter[str]: ...
     def __init__(
         self,
-        fit: Callable[[int, int, Array, Array, float, float], tuple[Array, Array, NDArray[Any]]],
-        at: Any,
+        project: _PythonProject,
+        starts: Index,
+        at: Index,
+        kind: NDArray[np.intc],
+        size: Index,
+        takes_flat: bool = ...,
         tied: bool = ...,
     ) -> None: ...
 

@@ -1,26 +1,33 @@
 """Message passing on a factor graph: sweeps over batches of factors with Gaussian neighbours.
 
-Beliefs are natural parameters in one flat array: a scalar Gaussian has two numbers there, its
-precision tau and its shift nu. A batch holds factors of one kind; ``at`` says where its neighbours
-are. A factor's update is
+Beliefs are natural parameters in one flat array, as in epfast/families.py: Gaussian (tau, nu),
+gamma (shape - 1, rate), beta (alpha - 1, beta - 1), categorical (logits), Dirichlet (alpha - 1). A
+batch holds factors of one kind; ``at`` says where its neighbours are. A factor's update is
 
     cavity = belief / site^a,   fit = moments of t^a x cavity,   site = (fit / cavity)^(1/a)
 
 and its log scale is (log Z - sum of A(fit) - A(cavity)) / a with A the log partition function, so
 that the log evidence is the sum of all scales and of A(belief) - A(prior).
 
+:class:`GraphBatch` has this update: cavities, damping, shared sites, evidence, refusal. A kind of
+factor has its fit, log Z and the differences between targets and cavities. Vectors of linear forms
+with few terms have a second one, in simd/graph.h.
+
 Factors without a variable in common go together: :func:`runs` finds, for a sequential order, runs
 of such factors that give what one after the other would.
 """
+
+from collections import Counter
 
 import numpy as np
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.ref cimport PyObject
-from libc.math cimport INFINITY, NAN, fabs, isfinite, log, sqrt
+from libc.math cimport INFINITY, NAN, fabs, fmax, isfinite, log, sqrt
 
 from epfast._core.cholesky cimport heed_signals
 from epfast._core.site cimport SMALLEST
+from epfast._core.special cimport log_beta, log_gamma, log_multivariate_beta
 from epfast._core.status cimport CALLBACK_FAILED, OK, Status
 from epfast._core.tilted cimport TiltedMoments
 from epfast._core.vector cimport (
@@ -31,7 +38,6 @@ from epfast._core.vector cimport (
 cdef enum:
     CHUNK = EPF_GRAPH_CHUNK     # factors that are fitted at once
     FULL = 8                    # lanes of the widest vectors
-    TOGETHER = 16               # numbers above 1e-10 whose product does not underflow
 
 cdef double HALF_LOG_2PI = 0.918938533204672741780329736405618
 
@@ -256,14 +262,429 @@ def compare_forms(
     return max(sqrt(moved), 0.5 * log(grown))
 
 
+# ---- families of variables ----
+
+
+cdef inline bint is_proper(int kind, ptrdiff_t k, const double *eta) noexcept nogil:
+    cdef ptrdiff_t j
+    if kind == GAUSSIAN:
+        return 0.0 < eta[0] < INFINITY and isfinite(eta[1])
+    if kind == GAMMA:
+        return eta[0] > -1.0 and eta[1] > 0.0 and isfinite(eta[0]) and isfinite(eta[1])
+    if kind == BETA:
+        return eta[0] > -1.0 and eta[1] > -1.0 and isfinite(eta[0]) and isfinite(eta[1])
+    for j in range(k):
+        if not isfinite(eta[j]) or (kind == DIRICHLET and not eta[j] > -1.0):
+            return False
+    return True
+
+
+cdef inline double partition(int kind, ptrdiff_t k, const double *eta) noexcept nogil:
+    """A(eta), the log partition function."""
+    if kind == GAUSSIAN:
+        return 0.5 * eta[1] * eta[1] / eta[0] - 0.5 * log(eta[0]) + HALF_LOG_2PI
+    if kind == GAMMA:
+        return log_gamma(eta[0] + 1.0) - (eta[0] + 1.0) * log(eta[1])
+    if kind == BETA:
+        return log_beta(eta[0] + 1.0, eta[1] + 1.0)
+    if kind == DIRICHLET:
+        return log_multivariate_beta(eta, k)
+    return log_sum_exp(k, eta)
+
+
+cdef bint gaussian_cavities(
+    ptrdiff_t n, double power, const double *q, const ptrdiff_t *at, const double *site,
+    double *cavity, double *change, int *known
+) noexcept nogil:
+    """Cavities q / site^power; what rounding alone has left counts as nothing. False: improper."""
+    cdef ptrdiff_t e
+    cdef double tau, nu, belief
+    cdef bint fine = True
+    for e in range(n):
+        belief = q[at[e]]
+        tau, nu = belief - power * site[2 * e], q[at[e] + 1] - power * site[2 * e + 1]
+        belief *= SMALLEST
+        known[e] = PROPER
+        if not (tau > belief and tau > 0.0 and tau + fabs(nu) < INFINITY):
+            if fabs(tau) <= belief:
+                tau = nu = 0.0
+                known[e] = FLAT
+            else:
+                known[e] = IMPROPER
+                fine = False
+        cavity[2 * e], cavity[2 * e + 1] = tau, nu
+        change[2 * e] = change[2 * e + 1] = 0.0
+    return fine
+
+
+cdef Cavity other_cavity(
+    int kind, ptrdiff_t k, double power, const double *q, const double *site, double *cavity
+) noexcept nogil:
+    """The same of one neighbour of another family."""
+    cdef ptrdiff_t j
+    cdef double a, b
+    for j in range(k):
+        cavity[j] = q[j] - power * site[j]
+    if kind == GAMMA:
+        # a flat prior is shape 1, rate 0
+        a, b = fabs(cavity[0]), fabs(cavity[1])
+        if a <= SMALLEST * fmax(1.0, fabs(q[0])) and b <= SMALLEST * fabs(q[1]):
+            cavity[0] = cavity[1] = 0.0
+            return FLAT
+        if not (cavity[0] + 1.0 > SMALLEST * (q[0] + 1.0) and cavity[1] > SMALLEST * q[1]):
+            return IMPROPER
+    elif kind == BETA or kind == DIRICHLET:
+        for j in range(k):
+            if not cavity[j] + 1.0 > SMALLEST * (q[j] + 1.0):
+                return IMPROPER
+    return PROPER if is_proper(kind, k, cavity) else IMPROPER
+
+
+# ---- one update ----
+
+
+cdef bint gaussian_steps(
+    ptrdiff_t n, const Update *how, const ptrdiff_t *at, const int *known, const double *site,
+    const double *c, double *change, double *g, double *ratio
+) noexcept nogil:
+    """The steps of the sites of Gaussians, in place of their changes from cavities c. False: none.
+
+    g loses the log partition functions of the targets, and gains those of proper cavities. ratio:
+    of their precisions, whose logs are taken at once.
+    """
+    cdef const double *q
+    cdef double power = how.power, damping = how.damping, tau, nu, step, other, total = g[0]
+    cdef double product = ratio[0]
+    cdef ptrdiff_t e, x
+    cdef bint proper
+    for e in range(n):
+        x, q = 2 * e, how.q + at[e]
+        tau, nu = c[x] + change[x], c[x + 1] + change[x + 1]
+        step = damping * (change[x] / power - site[x])
+        other = damping * (change[x + 1] / power - site[x + 1])
+        change[x], change[x + 1] = step, other
+        step += q[0]
+        other += q[1]
+        # finite numbers whose sum is not are looked at one after the other
+        if not (tau > 0.0 and step > 0.0 and tau + fabs(nu) + step + fabs(other) < INFINITY):
+            proper = tau > 0.0 and tau + fabs(nu) < INFINITY
+            if not (proper or known[e] == FLAT):
+                return False
+            if not (step > 0.0 and step + fabs(other) < INFINITY):
+                # a flat one may stay so
+                if not (known[e] == FLAT and step == 0.0 and other == 0.0):
+                    return False
+            if not proper:
+                continue
+        if known[e] == PROPER:
+            total += 0.5 * (c[x + 1] / c[x] * c[x + 1] - nu / tau * nu)
+            product *= tau / c[x]
+            if not 1e-100 < product < 1e100:
+                total += 0.5 * log(product)
+                product = 1.0
+        else:
+            total -= 0.5 * nu * nu / tau - 0.5 * log(tau) + HALF_LOG_2PI
+    g[0], ratio[0] = total, product
+    return True
+
+
+cdef bint other_step(
+    int kind, ptrdiff_t size, int known, const Update *how, const double *q, const double *site,
+    double *c, double *change, double *g
+) noexcept nogil:
+    """The same of one neighbour of another family; its cavity is overwritten."""
+    cdef ptrdiff_t j
+    cdef bint proper
+    for j in range(size):
+        c[j] += change[j]
+        change[j] = how.damping * (change[j] / how.power - site[j])
+    proper = is_proper(kind, size, c)
+    if known == PROPER and not proper:
+        return False
+    if proper:
+        g[0] -= partition(kind, size, c)
+    for j in range(size):
+        c[j] = q[j] + change[j]
+    if is_proper(kind, size, c):
+        return True
+    for j in range(size):               # a flat one may stay so
+        if not (known == FLAT and c[j] == 0.0):
+            return False
+    return True
+
+
+cdef inline ptrdiff_t number(GraphBatch batch, ptrdiff_t edge) noexcept nogil:
+    """Where the numbers of an edge are among those of all edges."""
+    return 2 * edge if batch.gaussian else batch.first[edge]
+
+
+cdef void find_cavities(
+    GraphBatch batch, const Update *how, const double *sites, ptrdiff_t first, ptrdiff_t count
+) noexcept nogil:
+    """Cavities of factors, changes of 0, and answers: whether a factor can use its cavities."""
+    cdef const ptrdiff_t *starts = &batch.starts[first]
+    cdef const ptrdiff_t *at = &batch.at[0]
+    cdef const double *site = sites
+    cdef ptrdiff_t i, k, numbers
+    cdef int *known = &batch.cavities[0]
+    cdef double *cavity = &batch.cavity[0]
+    cdef double *change = &batch.change[0]
+    cdef bint fine
+    for i in range(count):
+        k = starts[i + 1] - starts[i]
+        numbers = number(batch, starts[i + 1]) - number(batch, starts[i])
+        if batch.tied:
+            site = sites
+        if batch.gaussian:
+            fine = gaussian_cavities(
+                k, how.power, how.q, at + starts[i], site, cavity, change, known
+            )
+        else:
+            fine = batch.mixed_cavities(how, site, first + i, cavity, change, known)
+        known += k
+        cavity += numbers
+        change += numbers
+        site += numbers
+        batch.answer[i] = FITTED if fine or batch.takes_improper else NO_CAVITY
+        batch.log_integral[i] = NAN
+
+
+cdef void find_steps(
+    GraphBatch batch, const Update *how, const double *sites, ptrdiff_t first, ptrdiff_t count
+) noexcept nogil:
+    """Steps of the sites of factors, in place of the changes, and what their log scales lose."""
+    cdef const ptrdiff_t *starts = &batch.starts[first]
+    cdef const ptrdiff_t *at = &batch.at[0]
+    cdef ptrdiff_t i, base = starts[0], o
+    cdef const double *site = sites
+    cdef const int *known = &batch.cavities[0] - base
+    cdef double *cavity = &batch.cavity[0]
+    cdef double *change = &batch.change[0]
+    cdef double *g
+    cdef double *ratio
+    cdef bint fine
+    for i in range(count):
+        g, ratio = &batch.log_integral[i], &batch.ratio[i]
+        ratio[0] = 1.0
+        o = number(batch, starts[i]) - number(batch, base)
+        site = sites + (0 if batch.tied else o)
+        if batch.answer[i] != FITTED and batch.answer[i] != ROUGH:
+            continue
+        if batch.gaussian:
+            fine = gaussian_steps(
+                starts[i + 1] - starts[i], how, at + starts[i], known + starts[i], site,
+                cavity + o, change + o, g, ratio
+            )
+        else:
+            fine = batch.mixed_steps(
+                how, site, first + i, cavity + o, change + o, known + starts[i], g, ratio
+            )
+        if not fine:
+            batch.answer[i], ratio[0] = NO_BELIEF, 1.0
+    if count == 1:
+        batch.ratio[0] = log(batch.ratio[0])
+    else:
+        kernels.log(count, &batch.ratio[0], &batch.ratio[0])
+
+
+cdef void take_steps(
+    GraphBatch batch, const Update *how, double *sites, double *scale, ptrdiff_t first,
+    ptrdiff_t count
+) noexcept nogil:
+    """Move sites, beliefs and log scales, and count what is refused."""
+    cdef const ptrdiff_t *starts = &batch.starts[first]
+    cdef const ptrdiff_t *at = &batch.at[0]
+    cdef ptrdiff_t i, e, j, size = 2, o
+    cdef double part = 1.0 / batch.n if batch.tied else 1.0, g, tau, nu
+    cdef bint gaussian = batch.gaussian
+    cdef int answer
+    cdef double *site
+    cdef double *out
+    cdef const double *step
+    for i in range(count):
+        answer, g = batch.answer[i], batch.log_integral[i] + 0.5 * batch.ratio[i]
+        if answer == FITTED or answer == ROUGH:
+            if isfinite(g):
+                o = number(batch, starts[i]) - number(batch, starts[0])
+                step, site = &batch.change[o], sites + (0 if batch.tied else o)
+                for e in range(starts[i], starts[i + 1]):
+                    out = how.out + at[e]
+                    if gaussian:
+                        tau, nu = step[0], step[1]
+                        out[0] += tau
+                        out[1] += nu
+                        site[0] += part * tau
+                        site[1] += part * nu
+                    else:
+                        size = batch.size[e]
+                        for j in range(size):
+                            out[j] += step[j]
+                            site[j] += part * step[j]
+                    step += size
+                    site += size
+                scale[i] += how.damping * (g / how.power - scale[i])
+            else:
+                answer = FAILED
+        if answer != FITTED:
+            batch.n_refused += 1
+            batch.n_failed += answer == FAILED
+            batch.answers[answer] += 1
+            if answer == IMPOSSIBLE:
+                batch.impossible = first + i + 1
+
+
 cdef class GraphBatch:
-    """Factors of one kind, in the order of the program."""
+    """Factors of one kind, in the order of the program.
+
+    starts: (n + 1,) where the neighbours of each factor begin; at: (edges,) where the natural
+    parameters of each neighbour are; kind and size: (edges,) its family and how many those are, or
+    None where all are Gaussians. at_once: how many factors are fitted at once.
+    """
+
+    def __init__(
+        self, const ptrdiff_t[::1] starts, const ptrdiff_t[::1] at, kind=None, size=None,
+        bint tied=False, ptrdiff_t at_once=1,
+    ):
+        cdef ptrdiff_t n = starts.shape[0] - 1, edges = at.shape[0], i, stop
+        cdef ptrdiff_t numbers = 1, most_edges = 1
+        if n < 0 or starts[0] != 0 or starts[n] != edges:
+            raise ValueError("the arrays of a batch do not fit together")
+        self.n, self.tied, self.starts, self.at = n, tied, starts, at
+        self.at_once = max(1, min(at_once, n))
+        self.gaussian = kind is None
+        if not self.gaussian:
+            self.kind = np.ascontiguousarray(kind, dtype=np.intc)
+            self.size = np.ascontiguousarray(size, dtype=np.intp)
+            if self.kind.shape[0] != edges or self.size.shape[0] != edges:
+                raise ValueError("the arrays of a batch do not fit together")
+            self.first = np.concatenate([[0], np.cumsum(size)]).astype(np.intp)
+        self.width = number(self, starts[1] if tied and n else edges)
+        for i in range(n):
+            if starts[i] > starts[i + 1]:
+                raise ValueError("starts fall")
+            stop = starts[min(i + self.at_once, n)]
+            most_edges = max(most_edges, stop - starts[i])
+            numbers = max(numbers, number(self, stop) - number(self, starts[i]))
+        self.cavity, self.change = np.zeros((2, numbers))
+        self.cavities = np.zeros(most_edges, dtype=np.intc)
+        self.answer = np.zeros(self.at_once, dtype=np.intc)
+        self.log_integral, self.ratio = np.zeros((2, self.at_once))
+        self.gives_log_Z = True
+
+    cdef Answer fit(self, ptrdiff_t i, double power) noexcept nogil:
+        """Find lZ and the change, which is 0 before, of factor i."""
+        return WAITS
+
+    cdef Status fits(self, ptrdiff_t first, ptrdiff_t count, double power) noexcept nogil:
+        """Fit the factors from the first on whose answer is FITTED."""
+        cdef ptrdiff_t i, e, base = self.starts[first]
+        cdef Answer answer
+        for i in range(count):
+            if self.answer[i] != FITTED:
+                continue
+            e = self.starts[first + i]
+            self.c = &self.cavity[number(self, e) - number(self, base)]
+            self.g = &self.change[number(self, e) - number(self, base)]
+            self.known = &self.cavities[e - base]
+            answer = self.fit(first + i, power)
+            if answer == STOPPED:
+                return CALLBACK_FAILED
+            self.answer[i] = answer
+            if answer == FITTED or answer == ROUGH:
+                self.log_integral[i] = self.lZ
+        return OK
+
+    cdef Status update(
+        self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t count
+    ) noexcept nogil:
+        """Update factors from fixed beliefs. Where one waits nothing changes."""
+        cdef Status status
+        if not self.tied:
+            sites += number(self, self.starts[first])
+        find_cavities(self, how, sites, first, count)
+        self.belief = how.q
+        status = self.fits(first, count, how.power)
+        if status != OK:
+            return status
+        if how.log_Z != NULL and self.gives_log_Z:
+            self.tell(&how.log_Z[scale - how.scale + first], first, count)
+        find_steps(self, how, sites, first, count)
+        take_steps(self, how, sites + how.away, scale + first, first, count)
+        return OK
+
+    cdef bint mixed_cavities(
+        self, const Update *how, const double *site, ptrdiff_t i, double *cavity, double *change,
+        int *known
+    ) noexcept nogil:
+        """Cavities of factor i, with neighbours of several families. False: one is improper."""
+        cdef ptrdiff_t e, j, x = 0, begin = self.starts[i]
+        cdef bint fine = True
+        for e in range(begin, self.starts[i + 1]):
+            if self.kind[e] == GAUSSIAN:
+                gaussian_cavities(
+                    1, how.power, how.q, &self.at[e], site + x, cavity + x, change + x,
+                    known + e - begin
+                )
+            else:
+                known[e - begin] = other_cavity(
+                    self.kind[e], self.size[e], how.power, how.q + self.at[e], site + x, cavity + x
+                )
+                for j in range(x, x + self.size[e]):
+                    change[j] = 0.0
+            fine = fine and known[e - begin] != IMPROPER
+            x += self.size[e]
+        return fine
+
+    cdef bint mixed_steps(
+        self, const Update *how, const double *site, ptrdiff_t i, double *cavity, double *change,
+        const int *known, double *g, double *ratio
+    ) noexcept nogil:
+        """Steps of its sites, see :func:`gaussian_steps`."""
+        cdef ptrdiff_t e, x = 0, begin = self.starts[i]
+        cdef bint fine = True
+        for e in range(begin, self.starts[i + 1]):
+            if not fine:
+                return False
+            if self.kind[e] == GAUSSIAN:
+                fine = gaussian_steps(
+                    1, how, &self.at[e], known + e - begin, site + x, cavity + x, change + x, g,
+                    ratio
+                )
+            else:
+                fine = other_step(
+                    self.kind[e], self.size[e], known[e - begin], how, how.q + self.at[e],
+                    site + x, cavity + x, change + x, g
+                )
+            x += self.size[e]
+        return fine
+
+    cdef void tell(self, double *log_Z, ptrdiff_t first, ptrdiff_t count) noexcept nogil:
+        """Write log Z of the normalised cavities."""
+        cdef ptrdiff_t i, e
+        for i in range(count):
+            log_Z[i] = self.log_integral[i]
+            for e in range(self.starts[first + i], self.starts[first + i + 1]):
+                log_Z[i] -= self.mass(e, self.starts[first])
+
+    cdef double mass(self, ptrdiff_t e, ptrdiff_t base) noexcept nogil:
+        """A(cavity) of a neighbour whose proper cavity is not normalised in lZ."""
+        if self.gaussian or self.kind[e] == GAUSSIAN or self.cavities[e - base] != PROPER:
+            return 0.0
+        return partition(
+            self.kind[e], self.size[e], &self.cavity[number(self, e) - number(self, base)]
+        )
 
     cdef Status run(
         self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t stop
     ) noexcept nogil:
         """Update the factors from first to stop, which share no variable, or from fixed beliefs."""
-        return OK
+        cdef ptrdiff_t count
+        cdef Status status = OK
+        while first < stop and status == OK:
+            count = min(self.at_once, stop - first)
+            status = self.update(how, sites, scale, first, count)
+            first += count
+        return status
 
     cdef int reraise(self) except -1:
         """Raise the exception of a callback."""
@@ -273,8 +694,7 @@ cdef class GraphBatch:
 cdef class LinearBatch(GraphBatch):
     """Factors t(h; y) of linear forms h = sum_j a_j x_j + offset + N(0, noise).
 
-    starts: (n + 1,) where the edges of each factor begin; at: (edges,) where its variable is;
-    coefficient: (edges,). sites: 2 numbers per edge. No variable twice in a form.
+    coefficient: (edges,). No variable twice in a form.
     """
 
     cdef TiltedMoments moments
@@ -282,55 +702,47 @@ cdef class LinearBatch(GraphBatch):
     cdef int terms                              # of each form, 1 to 3; 0: as starts has it
     cdef bint of_margin                         # the forms are those of y h
     cdef bint is_indicator                      # t is 0 or 1, and so is every power of it
-    cdef const ptrdiff_t[::1] starts, at
     cdef const double[::1] coefficient, offset, noise
     cdef const double[:, ::1] y
-    cdef double[::1] mu, s2, ratio              # of the edges of a chunk: cavities
-    cdef double[::1] m, v, powers, lZ, dlZ, d2lZ, logs, cavity
-    cdef unsigned char[::1] skipped, failed
+    cdef double[::1] m, v, powers, lZs, dlZ, d2lZ, lanes
+    cdef unsigned char[::1] failed
 
     def __init__(
-        self, TiltedMoments moments not None, const ptrdiff_t[::1] starts, const ptrdiff_t[::1] at,
-        const double[::1] coefficient, const double[::1] offset, const double[::1] noise,
-        const double[:, ::1] y, bint tied=False, bint is_indicator=False,
+        self, TiltedMoments moments not None, starts, at, const double[::1] coefficient,
+        const double[::1] offset, const double[::1] noise, const double[:, ::1] y, bint tied=False,
+        bint is_indicator=False,
     ):
-        cdef ptrdiff_t n = offset.shape[0], i, most = 0
+        cdef ptrdiff_t i
+        GraphBatch.__init__(self, starts, at, tied=tied, at_once=CHUNK)
         if (
-            starts.shape[0] != n + 1 or starts[n] != at.shape[0] or y.shape[0] != n
-            or coefficient.shape[0] != at.shape[0] or noise.shape[0] != n
-            or y.shape[1] != moments.loss.stride
+            offset.shape[0] != self.n or y.shape[0] != self.n or noise.shape[0] != self.n
+            or coefficient.shape[0] != self.at.shape[0] or y.shape[1] != moments.loss.stride
         ):
             raise ValueError("the arrays of a batch do not fit together")
-        moments.loss.check_responses(y, n)
-        self.n, self.tied, self.is_indicator = n, tied, is_indicator
-        self.width = 2 * (starts[1] if tied else starts[n])
-        self.moments = moments
-        self.starts, self.at, self.coefficient = starts, at, coefficient
-        self.offset, self.noise, self.y = offset, noise, y
-        self.terms = <int> (starts[1] - starts[0]) if n > 0 and starts[1] <= 3 and not tied else 0
-        # what a form has 0 of may be flat, which the vectors take for a cavity that is none
+        moments.loss.check_responses(y, self.n)
+        self.is_indicator, self.moments = is_indicator, moments
+        self.coefficient, self.offset, self.noise, self.y = coefficient, offset, noise, y
+        self.terms = 0
+        if self.n > 0 and self.starts[1] <= 3 and not tied:
+            self.terms = <int> self.starts[1]
         for i in range(coefficient.shape[0]):
+            # what a form has 0 of may be flat, which the vectors take for a cavity that is none
             if coefficient[i] == 0.0:
-                self.terms = 0
-        for i in range(n):
-            most = max(most, starts[min(i + CHUNK, n)] - starts[i])
-            if starts[i + 1] - starts[i] != self.terms:
+                self.terms, self.takes_improper = 0, True
+        for i in range(self.n):
+            if self.starts[i + 1] - self.starts[i] != self.terms:
                 self.terms = 0
         self.choose_kernel()
-        self.mu, self.s2, self.ratio = np.empty((3, max(1, most)))
-        self.m, self.v, self.lZ, self.dlZ, self.d2lZ, self.logs = np.empty((6, CHUNK))
+        self.m, self.v, self.lZs, self.dlZ, self.d2lZ = np.empty((5, CHUNK))
         self.powers = np.ones(CHUNK)
-        self.cavity = np.empty(3 * EPF_GRAPH_CAVITY)
-        self.skipped, self.failed = np.empty((2, CHUNK), dtype=np.uint8)
+        self.lanes = np.empty(3 * EPF_GRAPH_CAVITY)
+        self.failed = np.empty(CHUNK, dtype=np.uint8)
 
     cdef int choose_kernel(self) except -1:
         """Moments whose kernel may be called at once: what it takes is what the batch has."""
         cdef TiltedMoments moments = self.moments
         self.kernel = EPF_MOMENTS_NONE
-        if (
-            self.terms == 0 or moments.scheme is not None or moments.loss.shifted
-            or moments.loss.c.beta != 1.0
-        ):
+        if moments.scheme is not None or moments.loss.shifted or moments.loss.c.beta != 1.0:
             return 0
         if moments.kernel == EPF_MOMENTS_INTERVAL and self.is_indicator:
             self.kernel = EPF_MOMENTS_INTERVAL
@@ -338,7 +750,7 @@ cdef class LinearBatch(GraphBatch):
             # the label turns the form
             self.kernel, self.of_margin = moments.kernel, True
             label = np.asarray(self.y)[:, 0]
-            self.coefficient = np.asarray(self.coefficient) * np.repeat(label, self.terms)
+            self.coefficient = np.asarray(self.coefficient) * np.repeat(label, np.diff(self.starts))
             self.offset = np.asarray(self.offset) * label
         return 0
 
@@ -348,19 +760,15 @@ cdef class LinearBatch(GraphBatch):
     cdef Status run(
         self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t stop
     ) noexcept nogil:
-        cdef ptrdiff_t begin = first, count
-        cdef Status status
-        while begin < stop:
-            count = min(<ptrdiff_t> CHUNK, stop - begin)
-            # in parallel order factors have variables in common
-            if self.terms > 0 and how.out == how.q and how.away == 0:
-                status = self.vectors(how, sites, scale, begin, count)
-            else:
-                status = self.chunk(how, sites, scale, begin, count)
-            if status != OK:
-                return status
-            begin += count
-        return OK
+        cdef ptrdiff_t count
+        cdef Status status = OK
+        if self.terms == 0:
+            return GraphBatch.run(self, how, sites, scale, first, stop)
+        while first < stop and status == OK:
+            count = min(<ptrdiff_t> CHUNK, stop - first)
+            status = self.vectors(how, sites, scale, first, count)
+            first += count
+        return status
 
     cdef Status triple(self, double power, ptrdiff_t begin, ptrdiff_t count) noexcept nogil:
         """Tilted moments at the cavities of a chunk."""
@@ -369,33 +777,33 @@ cdef class LinearBatch(GraphBatch):
         if self.kernel != EPF_MOMENTS_NONE and (power == 1.0 or self.is_indicator):
             if self.kernel == EPF_MOMENTS_INTERVAL:
                 kernels.between_moments(
-                    count, &self.y[begin, 0], &self.m[0], &self.v[0], &self.lZ[0], &self.dlZ[0],
+                    count, &self.y[begin, 0], &self.m[0], &self.v[0], &self.lZs[0], &self.dlZ[0],
                     &self.d2lZ[0]
                 )
             elif self.kernel == EPF_MOMENTS_PROBIT:
                 kernels.probit_moments(
-                    count, &self.m[0], &self.v[0], &self.lZ[0], &self.dlZ[0], &self.d2lZ[0]
+                    count, &self.m[0], &self.v[0], &self.lZs[0], &self.dlZ[0], &self.d2lZ[0]
                 )
             else:
                 kernels.logistic_moments(
-                    count, &self.m[0], &self.v[0], &self.lZ[0], &self.dlZ[0], &self.d2lZ[0]
+                    count, &self.m[0], &self.v[0], &self.lZs[0], &self.dlZ[0], &self.d2lZ[0]
                 )
             for i in range(count):
-                self.failed[i] = not isfinite(self.lZ[i] + self.dlZ[i] + self.d2lZ[i])
+                self.failed[i] = not isfinite(self.lZs[i] + self.dlZ[i] + self.d2lZ[i])
             return OK
         for i in range(count):
             self.powers[i] = 1.0 if self.is_indicator else power
         if not self.of_margin:
             y = &self.y[begin, 0]
         return self.moments.batch(
-            count, y, &self.m[0], &self.v[0], &self.powers[0], &self.lZ[0], &self.dlZ[0],
+            count, y, &self.m[0], &self.v[0], &self.powers[0], &self.lZs[0], &self.dlZ[0],
             &self.d2lZ[0], &self.failed[0]
         )
 
     cdef Status vectors(
         self, const Update *how, double *sites, double *scale, ptrdiff_t begin, ptrdiff_t count
     ) noexcept nogil:
-        """A chunk of forms of one to three terms, which share no variable."""
+        """A chunk of forms of one to three terms."""
         cdef const ptrdiff_t *at = &self.at[self.terms * begin]
         cdef const double *coefficient = &self.coefficient[self.terms * begin]
         cdef ptrdiff_t i, refused
@@ -403,7 +811,7 @@ cdef class LinearBatch(GraphBatch):
         sites += 2 * self.terms * begin
         kernels.graph_cavities(
             self.terms, count, how.power, how.q, at, coefficient, &self.offset[begin],
-            &self.noise[begin], sites, &self.cavity[0], &self.m[0], &self.v[0]
+            &self.noise[begin], sites, &self.lanes[0], &self.m[0], &self.v[0]
         )
         status = self.triple(how.power, begin, count)
         if status != OK:
@@ -411,375 +819,265 @@ cdef class LinearBatch(GraphBatch):
         if how.log_Z != NULL:
             for i in range(count):
                 how.log_Z[scale - how.scale + begin + i] = (
-                    self.lZ[i] if isfinite(self.cavity[i]) else NAN
+                    self.lZs[i] if isfinite(self.lanes[i]) else NAN
                 )
         refused = kernels.graph_sites(
-            self.terms, count, how.power, how.damping, how.out, at, coefficient, &self.cavity[0],
-            &self.lZ[0], &self.dlZ[0], &self.d2lZ[0], sites, scale + begin
+            self.terms, count, how.power, how.damping, how.q, how.out, at, coefficient,
+            &self.lanes[0], &self.lZs[0], &self.dlZ[0], &self.d2lZ[0], sites, how.away,
+            scale + begin
         )
         if refused > 0:
             self.n_refused += refused
             for i in range(count):      # a cavity that is none has no precision
-                if self.failed[i] and isfinite(self.cavity[i]):
+                if self.failed[i] and isfinite(self.lanes[i]):
                     self.n_failed += 1
         return OK
 
-    cdef Status chunk(
-        self, const Update *how, double *sites, double *scale, ptrdiff_t begin, ptrdiff_t count
-    ) noexcept nogil:
-        cdef ptrdiff_t base = self.starts[begin], i, e, at
-        cdef double a, p, mean, variance, s, mu, shrink, product, total, tau, nu, d, d2, g
-        cdef double power = how.power, share = how.damping, part = 1.0
-        cdef double *site
+    cdef Status fits(self, ptrdiff_t first, ptrdiff_t count, double power) noexcept nogil:
+        cdef const ptrdiff_t *starts = &self.starts[first]
+        cdef ptrdiff_t i, e, base = starts[0]
+        cdef const double *coefficient = &self.coefficient[0]
+        cdef const double *c = &self.cavity[0]
+        cdef double *g = &self.change[0]
+        cdef int *known = &self.cavities[0] - base
+        cdef double a, m, v, s, d, bend, shrink
         cdef bint fine
         cdef Status status
         for i in range(count):
-            mean, variance = self.offset[begin + i], self.noise[begin + i]
-            fine = True
-            for e in range(self.starts[begin + i], self.starts[begin + i + 1]):
-                at, a = self.at[e], self.coefficient[e]
-                if a == 0.0:
-                    self.s2[e - base], self.mu[e - base] = 1.0, 0.0
-                    continue
-                site = sites + 2 * (e - self.starts[begin + i] if self.tied else e)
-                p = how.q[at] - power * site[0]
-                fine = fine and p > SMALLEST * how.q[at] and p > 0.0
-                s = 1.0 / p
-                mu = (how.q[at + 1] - power * site[1]) * s
-                self.s2[e - base], self.mu[e - base] = s, mu
-                mean += a * mu
-                variance += a * a * s
-            self.skipped[i] = not (fine and isfinite(mean) and 0.0 < variance < INFINITY)
-            if self.skipped[i]:
-                mean, variance = 0.0, 1.0
-            self.m[i], self.v[i] = mean, variance
-        status = self.triple(power, begin, count)
+            m, v, fine = self.offset[first + i], self.noise[first + i], True
+            for e in range(starts[i], starts[i + 1]):
+                a = coefficient[e]
+                if known[e] == PROPER:
+                    s = 1.0 / c[0]
+                    m += a * (c[1] * s)
+                    v += a * a * s
+                elif a == 0.0:                  # it learns nothing
+                    known[e] = FLAT
+                else:
+                    fine = False
+                c += 2
+            if not (fine and isfinite(m) and 0.0 < v < INFINITY):
+                self.answer[i] = NO_CAVITY
+                m, v = 0.0, 1.0
+            self.m[i], self.v[i] = m, v
+        status = self.triple(power, first, count)
         if status != OK:
             return status
-        for i in range(count if how.log_Z != NULL else 0):
-            how.log_Z[scale - how.scale + begin + i] = NAN if self.skipped[i] else self.lZ[i]
-        # how much each precision grows, as what is left of a variance
+        c = &self.cavity[0]
         for i in range(count):
-            d2, product, total = self.d2lZ[i], 1.0, 0.0
-            fine = not (self.skipped[i] or self.failed[i])
-            if self.failed[i] and not self.skipped[i]:
-                self.n_failed += 1
-            for e in range(self.starts[begin + i], self.starts[begin + i + 1]):
-                a = self.coefficient[e]
-                shrink = 1.0 + a * a * self.s2[e - base] * d2
-                self.ratio[e - base] = shrink
-                fine = fine and shrink > SMALLEST
-                product *= shrink
-                if (e - self.starts[begin + i]) % TOGETHER == TOGETHER - 1:
-                    total += log(product)
-                    product = 1.0
-            self.skipped[i] = not fine
-            self.logs[i] = product if fine else 1.0
-            self.v[i] = total                   # of the variance nothing is needed any more
-        kernels.log(count, &self.logs[0], &self.logs[0])
-        if self.tied:
-            part = 1.0 / self.n
-        for i in range(count):
-            if self.skipped[i]:
-                self.n_refused += 1
+            if self.answer[i] != FITTED:
+                c += 2 * (starts[i + 1] - starts[i])
+                g += 2 * (starts[i + 1] - starts[i])
                 continue
-            d, d2, g = self.dlZ[i], self.d2lZ[i], self.lZ[i] - 0.5 * (self.logs[i] + self.v[i])
-            fine = True
-            for e in range(self.starts[begin + i], self.starts[begin + i + 1]):
-                at, a, s, mu = self.at[e], self.coefficient[e], self.s2[e - base], self.mu[e - base]
-                shrink = self.ratio[e - base]
-                mean = mu + a * s * d
-                g += 0.5 * (mu * mu - mean * mean / shrink) / s
-                tau = -a * a * d2 / shrink / power
-                nu = a * (d - a * mu * d2) / shrink / power
-                site = sites + 2 * (e - self.starts[begin + i] if self.tied else e)
-                self.mu[e - base] = share * (tau - site[0])
-                self.s2[e - base] = share * (nu - site[1])
-                # in parallel order the beliefs are looked at when all is added up
-                fine = fine and isfinite(nu)
-                fine = fine and (a == 0.0 or how.q[at] + self.mu[e - base] > 0.0)
-            if not (fine and isfinite(g)):
-                self.n_refused += 1
-                continue
-            for e in range(self.starts[begin + i], self.starts[begin + i + 1]):
-                at = self.at[e]
-                site = sites + 2 * (e - self.starts[begin + i] if self.tied else e)
-                how.out[at] += self.mu[e - base]
-                how.out[at + 1] += self.s2[e - base]
-                site += how.away
-                site[0] += part * self.mu[e - base]
-                site[1] += part * self.s2[e - base]
-            scale[begin + i] += share * (g / power - scale[begin + i])
+            self.log_integral[i], d, fine = self.lZs[i], self.dlZ[i], True
+            for e in range(starts[i], starts[i + 1]):
+                a = coefficient[e]
+                if a != 0.0:
+                    s, bend = 1.0 / c[0], a * self.d2lZ[i]
+                    # how much the precision grows, as what is left of the variance
+                    shrink = 1.0 + a * s * bend
+                    fine = fine and shrink > SMALLEST
+                    shrink = 1.0 / shrink
+                    g[0] = -a * bend * shrink
+                    g[1] = a * (d - bend * (c[1] * s)) * shrink
+                c += 2
+                g += 2
+            if self.failed[i]:
+                self.answer[i] = FAILED
+            elif not fine:
+                self.answer[i] = WAITS
         return OK
 
 
-cdef inline double log_partition(double tau, double nu) noexcept nogil:
-    return 0.5 * nu * nu / tau - 0.5 * log(tau) + HALF_LOG_2PI
-
-
-cdef class GaussianBatch(GraphBatch):
+cdef class InformationBatch(GraphBatch):
     """Factors N(y; h, variance) of linear forms h: messages in closed form, whatever their power.
 
-    One neighbour may have a flat cavity, as the next state of a chain has it: it gets its message,
-    and the others none. Arrays as in :class:`LinearBatch`; ``y`` and ``variance`` (n,), the noise
-    of the form included.
+    They are found in natural parameters. One neighbour may have a flat cavity, as the next state of
+    a chain has it: it gets its message, and the others none. Its cavity may also be improper, where
+    the tilted distribution is proper, and the variance may be 0. coefficient: (edges,); ``y`` and
+    ``variance`` (n,), the noise of the form included.
     """
 
-    cdef const ptrdiff_t[::1] starts, at
+    cdef bint pairs                             # all forms have two terms
     cdef const double[::1] coefficient, y, variance
-    cdef double[::1] mu, s2, before, tau, nu    # of the edges of a factor; sums before each
+    cdef double[::1] mu, s2, others             # of the edges of a factor
 
     def __init__(
-        self, const ptrdiff_t[::1] starts, const ptrdiff_t[::1] at, const double[::1] coefficient,
-        const double[::1] y, const double[::1] variance, bint tied=False,
+        self, starts, at, const double[::1] coefficient, const double[::1] y,
+        const double[::1] variance, bint tied=False,
     ):
-        cdef ptrdiff_t n = y.shape[0], i, most = 0
+        cdef ptrdiff_t i
+        GraphBatch.__init__(self, starts, at, tied=tied, at_once=CHUNK)
         if (
-            starts.shape[0] != n + 1 or starts[n] != at.shape[0] or variance.shape[0] != n
-            or coefficient.shape[0] != at.shape[0]
+            y.shape[0] != self.n or variance.shape[0] != self.n
+            or coefficient.shape[0] != self.at.shape[0]
         ):
             raise ValueError("the arrays of a batch do not fit together")
-        self.n, self.tied = n, tied
-        self.width = 2 * (starts[1] if tied else starts[n])
-        self.starts, self.at, self.coefficient = starts, at, coefficient
-        self.y, self.variance = y, variance
-        for i in range(n):
-            most = max(most, starts[i + 1] - starts[i])
-        self.mu, self.s2, self.before, self.tau, self.nu = np.empty((5, max(1, most)))
+        self.coefficient, self.y, self.variance = coefficient, y, variance
+        self.takes_improper, self.pairs = True, not tied
+        for i in range(self.n):
+            self.pairs = self.pairs and self.starts[i + 1] - self.starts[i] == 2
+        for i in range(coefficient.shape[0]):
+            self.pairs = self.pairs and coefficient[i] != 0.0
+        self.gives_log_Z = False
+        self.mu, self.s2, self.others = np.empty((3, self.cavities.shape[0]))
 
     cdef Status run(
         self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t stop
     ) noexcept nogil:
-        cdef ptrdiff_t i
-        for i in range(first, stop):
-            if not self.factor(
-                how, sites if self.tied else sites + 2 * self.starts[i], &scale[i], i
-            ):
-                self.n_refused += 1
+        if not self.pairs or first == stop:
+            return GraphBatch.run(self, how, sites, scale, first, stop)
+        self.n_refused += kernels.graph_pairs(
+            stop - first, how.power, how.damping, how.q, how.out, &self.at[2 * first],
+            &self.coefficient[2 * first], &self.y[first], &self.variance[first],
+            sites + 4 * first, how.away, scale + first
+        )
         return OK
 
-    cdef bint factor(
-        self, const Update *how, double *site, double *scale, ptrdiff_t i
-    ) noexcept nogil:
-        """Update one factor; False: it waits, and nothing changes."""
-        cdef ptrdiff_t first = self.starts[i], k = self.starts[i + 1] - first, e, at, flat = -1
-        cdef double power = how.power, own = self.variance[i] / power, p, a, mean = 0.0, rest = 0.0
-        cdef double after = 0.0, away = self.y[i], g, unit
+    cdef Answer fit(self, ptrdiff_t i, double power) noexcept nogil:
+        cdef ptrdiff_t first = self.starts[i], k = self.starts[i + 1] - first, e, apart = -1
+        cdef double own = self.variance[i] / power, total = 0.0, more = 0.0, away = self.y[i]
+        cdef double a, s, p = 0.0, b = 0.0, nu = 0.0, rest, D
         for e in range(k):
-            at, a = self.at[first + e], self.coefficient[first + e]
-            p = how.q[at] - power * site[2 * e]
-            if a == 0.0:
-                self.s2[e] = self.mu[e] = 0.0
-            elif p > SMALLEST * how.q[at] and p > 0.0:
-                self.s2[e] = a * a / p
-                self.mu[e] = a * (how.q[at + 1] - power * site[2 * e + 1]) / p
-            elif flat < 0 and fabs(p) <= SMALLEST * how.q[at]:
-                flat = e
-                self.s2[e] = self.mu[e] = 0.0
-            else:
-                return False
-            self.before[e] = rest               # variances of the others, without a difference
-            rest += self.s2[e]
-            mean += self.mu[e]
-        away -= mean
-        g = 0.0
-        for e in range(k - 1, -1, -1):
             a = self.coefficient[first + e]
-            rest = own + self.before[e] + after
-            after += self.s2[e]
-            if flat < 0 or e == flat:
-                self.tau[e] = a * a / (rest * power)
-                self.nu[e] = a * (away + self.mu[e]) / (rest * power)
+            self.others[e] = total              # variances of the others, without a difference
+            self.s2[e] = self.mu[e] = 0.0
+            if self.known[e] == PROPER:
+                s = a / self.c[2 * e]
+                self.s2[e], self.mu[e] = a * s, self.c[2 * e + 1] * s
+                total += self.s2[e]
+                away -= self.mu[e]
+            elif a == 0.0:                      # it learns nothing
+                self.known[e] = FLAT
+            elif apart < 0:
+                apart = e
+                p, nu, b = self.c[2 * e], self.c[2 * e + 1], a
             else:
-                self.tau[e] = self.nu[e] = 0.0
-        # log of the integral over all cavities, where a flat one counts as 1; and A(cavity)
-        if flat < 0:
-            rest = own + after
-            g = -0.5 * away * away / rest - 0.5 * log(rest) - HALF_LOG_2PI
-        else:
-            g = -log(fabs(self.coefficient[first + flat]))
-        # N(y; h, variance)^power is that of the variance over the power, times this
-        g += 0.5 * (log(own) - power * log(own * power)) + (1.0 - power) * HALF_LOG_2PI
-        for e in range(k):
-            at, a = self.at[first + e], self.coefficient[first + e]
-            unit = self.tau[e] - site[2 * e]
+                return NO_CAVITY
+        for e in range(k - 1, -1, -1):
+            a, rest = self.coefficient[first + e], own + self.others[e] + more
+            more += self.s2[e]
             if a == 0.0:
                 continue
-            if not (isfinite(self.nu[e]) and how.q[at] + how.damping * unit > 0.0):
-                return False
-            if e != flat:
-                p, away = how.q[at] - power * site[2 * e], how.q[at + 1] - power * site[2 * e + 1]
-                g += log_partition(p, away)
-                g -= log_partition(p + power * self.tau[e], away + power * self.nu[e])
+            if apart < 0 or e == apart:
+                self.g[2 * e] = a * a / rest
+                self.g[2 * e + 1] = a * (away + self.mu[e]) / rest
             else:
-                g -= log_partition(power * self.tau[e], power * self.nu[e])
-        if not isfinite(g):
-            return False
-        unit = how.damping / self.n if self.tied else how.damping
-        for e in range(k):
-            at = self.at[first + e]
-            how.out[at] += how.damping * (self.tau[e] - site[2 * e])
-            how.out[at + 1] += how.damping * (self.nu[e] - site[2 * e + 1])
-            (site + how.away)[2 * e] += unit * (self.tau[e] - site[2 * e])
-            (site + how.away)[2 * e + 1] += unit * (self.nu[e] - site[2 * e + 1])
-        scale[0] += how.damping * (g / power - scale[0])
-        return True
-
-
-cdef class TransitionBatch(GraphBatch):
-    """Factors N(x'; phi x, variance) of pairs of variables, at (n, 2): x and x'.
-
-    In natural parameters, so that either cavity may be flat, and a variance 0.
-    """
-
-    cdef const ptrdiff_t[:, ::1] at
-    cdef const double[::1] phi, variance
-
-    def __init__(
-        self, const ptrdiff_t[:, ::1] at, const double[::1] phi, const double[::1] variance
-    ):
-        cdef ptrdiff_t n = at.shape[0]
-        if at.shape[1] != 2 or phi.shape[0] != n or variance.shape[0] != n:
-            raise ValueError("the arrays of a batch do not fit together")
-        self.n, self.width = n, 4 * n
-        self.at, self.phi, self.variance = at, phi, variance
-
-    cdef Status run(
-        self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t stop
-    ) noexcept nogil:
-        if how.out == how.q and how.away == 0:
-            self.n_refused += kernels.graph_transitions(
-                stop - first, how.power, how.damping, how.out, &self.at[first, 0],
-                &self.phi[first], &self.variance[first], sites + 4 * first, scale + first
-            )
-            return OK
-        self.one_by_one(how, sites, scale, first, stop)
-        return OK
-
-    cdef void one_by_one(
-        self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t stop
-    ) noexcept nogil:
-        """Factors that may share variables: from fixed beliefs."""
-        cdef double power = how.power, share = how.damping
-        cdef double tau, nu, next_tau, next_nu, phi, s2, D, E, new_tau, new_nu, back_tau, back_nu, g
-        cdef double belief, next_belief
-        cdef const double *q
-        cdef const double *next
-        cdef double *site
-        cdef ptrdiff_t i
-        for i in range(first, stop):
-            q, next, site = how.q + self.at[i, 0], how.q + self.at[i, 1], sites + 4 * i
-            phi, s2 = self.phi[i], self.variance[i] / power
-            tau, nu = q[0] - power * site[0], q[1] - power * site[1]
-            next_tau, next_nu = next[0] - power * site[2], next[1] - power * site[3]
-            # what is left of a belief by rounding alone is nothing
-            if fabs(tau) < SMALLEST * q[0]:
-                tau = nu = 0.0
-            if fabs(next_tau) < SMALLEST * next[0]:
-                next_tau = next_nu = 0.0
-            D, E = phi * phi + s2 * tau, 1.0 + s2 * next_tau
-            new_tau, new_nu = tau / (D * power), phi * nu / (D * power)
-            back_tau, back_nu = phi * phi * next_tau / (E * power), phi * next_nu / (E * power)
-            belief = q[0] + share * (back_tau - site[0])
-            next_belief = next[0] + share * (new_tau - site[2])
-            if not (
-                D > 0.0 and E > 0.0 and belief > 0.0 and next_belief > 0.0
-                and next_tau + power * new_tau > 0.0
-            ):
-                self.n_refused += 1
-                continue
-            g = -0.5 * log(E) + 0.5 * next_nu * next_nu * s2 / E
-            g -= log_partition(next_tau + power * new_tau, next_nu + power * new_nu)
-            if power != 1.0:
-                g += 0.5 * (log(s2) - power * log(s2 * power)) + (1.0 - power) * HALF_LOG_2PI
-            how.out[self.at[i, 0]] += share * (back_tau - site[0])
-            how.out[self.at[i, 0] + 1] += share * (back_nu - site[1])
-            how.out[self.at[i, 1]] += share * (new_tau - site[2])
-            how.out[self.at[i, 1] + 1] += share * (new_nu - site[3])
-            (site + how.away)[0] += share * (back_tau - site[0])
-            (site + how.away)[1] += share * (back_nu - site[1])
-            (site + how.away)[2] += share * (new_tau - site[2])
-            (site + how.away)[3] += share * (new_nu - site[3])
-            scale[i] += share * (g / power - scale[i])
+                D = rest * p + b * b
+                if not D > 0.0:
+                    return NO_CAVITY
+                self.g[2 * e] = a * a * p / D
+                self.g[2 * e + 1] = a * ((away + self.mu[e]) * p - b * nu) / D
+        # log of the integral over all cavities, where one apart is not normalised
+        rest = own + total
+        if apart < 0:
+            self.lZ = -0.5 * away * away / rest - 0.5 * log(rest) - HALF_LOG_2PI
+        else:
+            D = rest * p + b * b
+            self.lZ = 0.5 * (nu * nu * rest + away * (2.0 * b * nu - away * p)) / D - 0.5 * log(D)
+        if power != 1.0:
+            # N(y; h, variance)^power is that of the variance over the power, times this
+            self.lZ += 0.5 * (log(own) - power * log(own * power)) + (1.0 - power) * HALF_LOG_2PI
+        return FITTED
 
 
 cdef class PythonBatch(GraphBatch):
     """Factors that a Python function fits, called once for each run of them.
 
-    ``fit(first, stop, beliefs, sites, power, damping)`` gets the natural parameters of all
-    neighbours of the factors of a run, and their sites, (stop - first, numbers) each, in arrays of
-    its own; it returns the undamped steps of the sites, of that shape, the undamped log scales, and
-    which fits failed (stop - first,). A factor with a step or a scale that is not finite waits.
+    ``project(rows, cavity, flat, belief, power)`` gets places of factors (m,), natural parameters
+    of the cavities and of the beliefs of their neighbours (m, numbers), and which cavities are flat
+    (m, neighbours), in arrays of its own. It returns log Z (m,) of the normalised cavities, the
+    targets (m, numbers), and which fits failed (m,).
 
-    at: (n, numbers), where the natural parameters of the neighbours are.
+    takes_flat: Gaussian cavities may be flat. All factors have neighbours of the same families.
     """
 
-    cdef readonly object fit
+    cdef object project
     cdef object error
-    cdef const ptrdiff_t[:, ::1] at
+    cdef bint takes_flat
 
-    def __init__(self, fit, const ptrdiff_t[:, ::1] at, bint tied=False):
-        cdef ptrdiff_t i, j
-        for i in range(at.shape[0]):
-            for j in range(at.shape[1]):
-                if at[i, j] < 0:
-                    raise ValueError("a place is out of range")
-        self.n, self.tied = at.shape[0], tied
-        self.width = at.shape[1] if tied else at.shape[0] * at.shape[1]
-        self.fit, self.at = fit, at
+    def __init__(self, project, starts, at, kind, size, bint takes_flat=False, bint tied=False):
+        GraphBatch.__init__(self, starts, at, kind, size, tied, len(starts) - 1)
+        self.project, self.takes_flat, self.gives_log_Z = project, takes_flat, False
+
+    @property
+    def reasons(self):
+        """How often updates were refused, by reason."""
+        return self.project.reasons + Counter({
+            "a cavity is improper": self.answers[<int> NO_CAVITY],
+            "the new belief is improper": self.answers[<int> NO_BELIEF],
+        })
 
     cdef int reraise(self) except -1:
         error, self.error = self.error, None
         raise error
 
-    cdef Status run(
-        self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t stop
-    ) noexcept nogil:
-        if first == stop:
-            return OK
+    cdef Status fits(self, ptrdiff_t first, ptrdiff_t count, double power) noexcept nogil:
         with gil:
             try:
-                self.update(how, sites, scale, first, stop)
+                self.call(first, count, power)
             except BaseException as error:  # Ctrl-C too
                 self.error = error
                 return CALLBACK_FAILED
         return OK
 
-    cdef int update(
-        self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t stop
-    ) except -1:
-        cdef ptrdiff_t count = stop - first, numbers = self.at.shape[1], i, j, base
-        cdef double part = 1.0 / self.n if self.tied else 1.0
-        cdef double[:, ::1] q = np.empty((count, numbers)), old = np.empty((count, numbers))
-        cdef const double[:, :] steps
-        cdef const double[:] scales
+    cdef int call(self, ptrdiff_t first, ptrdiff_t count, double power) except -1:
+        cdef ptrdiff_t base = self.starts[first], k = self.starts[first + 1] - base
+        cdef ptrdiff_t i, j, e, o, n, x
+        cdef ptrdiff_t numbers = number(self, base + k) - number(self, base), m = 0
+        cdef double[:, ::1] cavity, belief
+        cdef unsigned char[:, ::1] flat
+        cdef ptrdiff_t[::1] rows
+        cdef const double[:, :] targets
+        cdef const double[:] log_Z
         cdef const unsigned char[:] failed
-        cdef bint fine
         for i in range(count):
-            base = 0 if self.tied else (first + i) * numbers
-            for j in range(numbers):
-                q[i, j], old[i, j] = how.q[self.at[first + i, j]], sites[base + j]
-        steps, scales, failed = self.fit(
-            first, stop, np.asarray(q), np.asarray(old), how.power, how.damping
+            for e in range(k):
+                if self.cavities[i * k + e] == FLAT and not (
+                    self.takes_flat and self.kind[base + e] == GAUSSIAN
+                ):
+                    self.answer[i] = NO_CAVITY
+            m += self.answer[i] == FITTED
+        if m == 0:
+            return 0
+        cavity, belief = np.empty((2, m, numbers))
+        flat, rows, m = np.empty((m, k), dtype=np.uint8), np.empty(m, dtype=np.intp), 0
+        for i in range(count):
+            if self.answer[i] != FITTED:
+                continue
+            rows[m], o = first + i, 0
+            for e in range(k):
+                flat[m, e] = self.cavities[i * k + e] == FLAT
+                for j in range(self.size[base + e]):
+                    cavity[m, o + j] = self.cavity[i * numbers + o + j]
+                    belief[m, o + j] = self.belief[self.at[base + i * k + e] + j]
+                o += self.size[base + e]
+            m += 1
+        log_Z, targets, failed = self.project(
+            np.asarray(rows), np.asarray(cavity), np.asarray(flat).view(bool), np.asarray(belief),
+            power
         )
         if (
-            steps.shape[0] != count or steps.shape[1] != numbers or scales.shape[0] != count
-            or failed.shape[0] != count
+            targets.shape[0] != m or targets.shape[1] != numbers or log_Z.shape[0] != m
+            or failed.shape[0] != m
         ):
             raise ValueError("the fits of a batch have another shape than its sites")
-        for i in range(count):
-            fine = isfinite(scales[i])
-            for j in range(numbers):
-                fine = fine and isfinite(steps[i, j])
-            self.n_failed += failed[i]
-            if not fine:
-                self.n_refused += 1
+        for n in range(m):
+            i, o = rows[n] - first, 0
+            if failed[n]:
+                self.answer[i] = FAILED
                 continue
-            base = 0 if self.tied else (first + i) * numbers
-            for j in range(numbers):
-                how.out[self.at[first + i, j]] += how.damping * steps[i, j]
-                (sites + how.away)[base + j] += part * how.damping * steps[i, j]
-            scale[first + i] += how.damping * (scales[i] - scale[first + i])
+            self.log_integral[i] = log_Z[n]
+            for e in range(k):
+                x = i * numbers + o
+                for j in range(self.size[base + e]):
+                    self.change[x + j] = targets[n, o + j]
+                if not is_proper(self.kind[base + e], self.size[base + e], &self.change[x]):
+                    self.answer[i] = NO_BELIEF
+                for j in range(self.size[base + e]):
+                    self.change[x + j] -= self.cavity[x + j]
+                self.log_integral[i] += self.mass(base + i * k + e, base)
+                o += self.size[base + e]
         return 0
 
 

@@ -1,9 +1,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from epfast._core.graph_factors import MomentsBatch
+from epfast._core.graph import GraphBatch
 
-class DirichletBatch(MomentsBatch):
+class DirichletBatch(GraphBatch):
     def __init__(
         self,
         starts: NDArray[np.intp],

@@ -14,9 +14,8 @@ import numpy as np
 
 from libc.math cimport INFINITY, exp, fmax, isfinite, log
 
-from epfast._core.graph_factors cimport (
-    DIRICHLET, FAILED, FITTED, IMPOSSIBLE, POSSIBLE, Answer, MomentsBatch, level,
-)
+from epfast._core.graph cimport DIRICHLET, FAILED, FITTED, IMPOSSIBLE, Answer, GraphBatch
+from epfast._core.graph_factors cimport POSSIBLE, level
 from epfast._core.special cimport (
     digamma_change, dirichlet_change, log_gamma, log_multivariate_beta,
 )
@@ -35,7 +34,7 @@ cdef inline bint relative(
     return top[0] > POSSIBLE
 
 
-cdef class DirichletBatch(MomentsBatch):
+cdef class DirichletBatch(GraphBatch):
     """Factors P_xz: the neighbours are rows of P, then x if there are several, then z.
 
     z: (n,), where z is observed, so that it is no neighbour; None: it is one.
@@ -48,7 +47,7 @@ cdef class DirichletBatch(MomentsBatch):
     cdef double[:, ::1] ratio, W        # E p_z^b of each row, and the weights
 
     def __init__(self, starts, at, kind, size, z, bint by_moments, bint tied):
-        MomentsBatch.__init__(self, starts, at, kind, size, tied)
+        GraphBatch.__init__(self, starts, at, kind, size, tied)
         cdef ptrdiff_t i, e, n = self.n, edges = self.starts[1] if n else 0
         cdef bint known = z is not None
         self.rows = 0

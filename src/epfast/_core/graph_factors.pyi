@@ -4,10 +4,9 @@ from epfast._core._types import Array
 from epfast._core.graph import GraphBatch
 from epfast._core.tilted import TiltedMoments
 
-class MomentsBatch(GraphBatch): ...
-class NodesBatch(MomentsBatch): ...
+class NodesBatch(GraphBatch): ...
 
-class NoiseBatch(MomentsBatch):
+class NoiseBatch(NodesBatch):
     def __init__(
         self,
         starts: Any,
@@ -20,17 +19,17 @@ class NoiseBatch(MomentsBatch):
         tied: bool,
     ) -> None: ...
 
-class ProductBatch(MomentsBatch):
+class ProductBatch(NodesBatch):
     def __init__(
         self, starts: Any, at: Any, kind: Any, size: Any, noise: Array, z: Array, tied: bool
     ) -> None: ...
 
-class LogisticBatch(MomentsBatch):
+class LogisticBatch(NodesBatch):
     def __init__(
         self, starts: Any, at: Any, kind: Any, size: Any, by_moments: bool, tied: bool
     ) -> None: ...
 
-class CompoundGammaBatch(MomentsBatch):
+class CompoundGammaBatch(NodesBatch):
     def __init__(
         self,
         starts: Any,
@@ -42,12 +41,12 @@ class CompoundGammaBatch(MomentsBatch):
         tied: bool,
     ) -> None: ...
 
-class TableBatch(MomentsBatch):
+class TableBatch(GraphBatch):
     def __init__(
         self, starts: Any, at: Any, kind: Any, size: Any, log_p: Array, shape: Any, tied: bool
     ) -> None: ...
 
-class MixtureBatch(MomentsBatch):
+class MixtureBatch(GraphBatch):
     def __init__(
         self,
         starts: Any,

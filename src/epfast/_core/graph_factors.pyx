@@ -1,13 +1,10 @@
 """Factors of a graph with neighbours of several families, and their tilted moments.
 
 A factor maps its cavities, natural parameters of any family, to log Z and to the difference
-between its projected tilted marginals and the cavities. :class:`MomentsBatch` has the common part:
-cavities, damping, evidence, refusal. Integrals over one number are sums over equally
-spaced nodes of an analytic function that vanishes at both ends (the trapezoidal rule, whose error
-falls exponentially with their number). Nodes are doubled until nothing changes.
-
-Numbers of the families, as in epfast/families.py: Gaussian (tau, nu), gamma (shape - 1, rate),
-beta (alpha - 1, beta - 1), categorical (logits), Dirichlet (alpha - 1).
+between its projected tilted marginals and the cavities; graph.pyx has the update around it.
+Integrals over one number are sums over equally spaced nodes of an analytic function that vanishes
+at both ends (the trapezoidal rule, whose error falls exponentially with their number). Nodes are
+doubled until nothing changes.
 """
 
 import numpy as np
@@ -17,12 +14,13 @@ from libc.math cimport (
     INFINITY, NAN, asinh, ceil, exp, fabs, fmax, fmin, isfinite, log, log1p, sinh, sqrt,
 )
 
-from epfast._core.graph cimport GraphBatch, Update
-from epfast._core.site cimport POINT, SMALLEST
-from epfast._core.special cimport (
-    beta_of_logs, log_beta, log_gamma, log_multivariate_beta, shape_of_gap
+from epfast._core.graph cimport (
+    FAILED, FITTED, FLAT, IMPOSSIBLE, PROPER, ROUGH, STOPPED, WAITS, Answer, GraphBatch,
+    log_sum_exp,
 )
-from epfast._core.status cimport CALLBACK_FAILED, OK, Status
+from epfast._core.site cimport POINT, SMALLEST
+from epfast._core.special cimport beta_of_logs, log_gamma, shape_of_gap
+from epfast._core.status cimport CALLBACK_FAILED
 from epfast._core.tilted cimport TiltedMoments
 from epfast._core.vector cimport (
     EPF_COMPOUND, EPF_DENSITY_SUMS, EPF_LOGISTIC, EPF_NOISE, EPF_PRODUCT, epf_density, kernels,
@@ -53,218 +51,10 @@ cdef double LEAST_LOGIT = -2.0**24, ZERO = -2.0**40, POSSIBLE = -2.0**36
 cdef double LEAST_SUM = 1e-280
 
 
-# ---- families ----
-
-
-cdef inline bint is_proper(int kind, ptrdiff_t k, const double *eta) noexcept nogil:
-    cdef ptrdiff_t j
-    if kind == GAUSSIAN:
-        return eta[0] > 0.0 and isfinite(eta[0]) and isfinite(eta[1])
-    if kind == GAMMA:
-        return eta[0] > -1.0 and eta[1] > 0.0 and isfinite(eta[0]) and isfinite(eta[1])
-    if kind == BETA:
-        return eta[0] > -1.0 and eta[1] > -1.0 and isfinite(eta[0]) and isfinite(eta[1])
-    for j in range(k):
-        if not isfinite(eta[j]) or (kind == DIRICHLET and not eta[j] > -1.0):
-            return False
-    return True
-
-
-cdef inline double log_sum_exp(ptrdiff_t k, const double *x) noexcept nogil:
-    cdef double top = -INFINITY, total = 0.0
-    cdef ptrdiff_t j
-    for j in range(k):
-        top = fmax(top, x[j])
-    if not isfinite(top):
-        return top
-    for j in range(k):
-        total += exp(x[j] - top)
-    return top + log(total)
-
-
-cdef inline double partition(int kind, ptrdiff_t k, const double *eta) noexcept nogil:
-    """A(eta), the log partition function."""
-    if kind == GAUSSIAN:
-        return 0.5 * eta[1] * eta[1] / eta[0] - 0.5 * log(eta[0]) + HALF_LOG_2PI
-    if kind == GAMMA:
-        return log_gamma(eta[0] + 1.0) - (eta[0] + 1.0) * log(eta[1])
-    if kind == BETA:
-        return log_beta(eta[0] + 1.0, eta[1] + 1.0)
-    if kind == DIRICHLET:
-        return log_multivariate_beta(eta, k)
-    return log_sum_exp(k, eta)
-
-
-cdef Cavity cavity_of(
-    int kind, ptrdiff_t k, double power, const double *q, const double *site, double *cavity
-) noexcept nogil:
-    """The cavity q / site^power; what rounding alone has left counts as nothing."""
-    cdef ptrdiff_t j
-    cdef double a, b
-    for j in range(k):
-        cavity[j] = q[j] - power * site[j]
-    if kind == GAUSSIAN:
-        if fabs(cavity[0]) <= SMALLEST * q[0] or q[0] == 0.0 and cavity[0] == 0.0:
-            cavity[0] = cavity[1] = 0.0
-            return FLAT
-    elif kind == GAMMA:
-        # a flat prior is shape 1, rate 0
-        a, b = fabs(cavity[0]), fabs(cavity[1])
-        if a <= SMALLEST * fmax(1.0, fabs(q[0])) and b <= SMALLEST * fabs(q[1]):
-            cavity[0] = cavity[1] = 0.0
-            return FLAT
-        if not (cavity[0] + 1.0 > SMALLEST * (q[0] + 1.0) and cavity[1] > SMALLEST * q[1]):
-            return IMPROPER
-    elif kind == BETA or kind == DIRICHLET:
-        for j in range(k):
-            if not cavity[j] + 1.0 > SMALLEST * (q[j] + 1.0):
-                return IMPROPER
-    return PROPER if is_proper(kind, k, cavity) else IMPROPER
-
-
-cdef class MomentsBatch(GraphBatch):
-    """Base: factors given by log Z and by the change of natural parameters of their neighbours.
-
-    starts: (n + 1,) where the neighbours of each factor begin; at: (edges,) where the natural
-    parameters of each neighbour are; kind and size: (edges,) its family and how many those are.
-    """
-
-    def __init__(
-        self, const ptrdiff_t[::1] starts, const ptrdiff_t[::1] at, kind, size, bint tied
-    ):
-        cdef ptrdiff_t n = starts.shape[0] - 1, edges = at.shape[0], most = 1, most_edges = 1, i
-        self.kind = np.ascontiguousarray(kind, dtype=np.intc)
-        self.size = np.ascontiguousarray(size, dtype=np.intp)
-        if (
-            n < 0 or starts[0] != 0 or starts[n] != edges or self.kind.shape[0] != edges
-            or self.size.shape[0] != edges
-        ):
-            raise ValueError("the arrays of a batch do not fit together")
-        first = np.zeros(edges + 1, dtype=np.intp)
-        np.cumsum(self.size, out=first[1:])
-        self.first = first
-        for i in range(n):
-            if starts[i] > starts[i + 1]:
-                raise ValueError("starts fall")
-            most = max(most, self.first[starts[i + 1]] - self.first[starts[i]])
-            most_edges = max(most_edges, starts[i + 1] - starts[i])
-        self.n, self.tied = n, tied
-        self.width = self.first[starts[1]] if tied and n else self.first[edges]
-        self.starts, self.at = starts, at
-        self.cavity, self.change, self.step = np.zeros((3, most))
-        self.known = np.zeros(most_edges, dtype=np.intc)
-        self.c, self.g = &self.cavity[0], &self.change[0]
-
-    cdef Answer fit(self, ptrdiff_t i, double power) noexcept nogil:
-        """Find lZ and the change, which is 0 before, of factor i."""
-        return WAITS
-
-    cdef Status run(
-        self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t stop
-    ) noexcept nogil:
-        cdef ptrdiff_t i
-        cdef Answer answer
-        for i in range(first, stop):
-            answer = self.factor(
-                how, sites if self.tied else sites + self.first[self.starts[i]], &scale[i], i
-            )
-            if answer == STOPPED:
-                return CALLBACK_FAILED
-            self.n_refused += answer != FITTED
-            self.n_failed += answer == FAILED
-            if answer == IMPOSSIBLE:
-                self.impossible = i + 1
-        return OK
-
-    cdef Answer factor(
-        self, const Update *how, double *site, double *scale, ptrdiff_t i
-    ) noexcept nogil:
-        """Update one factor. Where it waits nothing changes."""
-        cdef ptrdiff_t begin = self.starts[i], k = self.starts[i + 1] - begin
-        cdef ptrdiff_t base = self.first[begin], e, j, o, size
-        cdef double power = how.power, g, part, ratio = 1.0
-        cdef const double *q
-        cdef const double *c
-        cdef bint proper
-        cdef Answer answer
-        for e in range(k):
-            o = self.first[begin + e] - base
-            self.known[e] = cavity_of(
-                self.kind[begin + e], self.size[begin + e], power, how.q + self.at[begin + e],
-                site + o, &self.cavity[o]
-            )
-            if self.known[e] == IMPROPER:
-                return WAITS
-            for j in range(self.size[begin + e]):
-                self.change[o + j] = 0.0
-        self.belief = how.q
-        answer = self.fit(i, power)
-        if answer not in (FITTED, ROUGH):
-            return answer
-        g = self.lZ
-        if how.log_Z != NULL:
-            how.log_Z[scale - how.scale] = g
-            for e in range(k):
-                if self.known[e] == PROPER and self.kind[begin + e] != GAUSSIAN:
-                    how.log_Z[scale - how.scale] -= partition(
-                        self.kind[begin + e], self.size[begin + e],
-                        &self.cavity[self.first[begin + e] - base],
-                    )
-        for e in range(k):
-            o, size = self.first[begin + e] - base, self.size[begin + e]
-            q = how.q + self.at[begin + e]
-            for j in range(o, o + size):
-                part = self.change[j]
-                self.step[j] = how.damping * (part / power - site[j])
-                self.change[j] = self.cavity[j] + part      # the target
-            proper = is_proper(self.kind[begin + e], size, &self.change[o])
-            if self.known[e] == PROPER and not proper:
-                return WAITS
-            if self.known[e] == PROPER and self.kind[begin + e] == GAUSSIAN:
-                # of both log partition functions the logs at once
-                c = self.c + o
-                part = self.change[o] / c[0]
-                g += 0.5 * (
-                    c[1] / c[0] * c[1] - self.change[o + 1] / self.change[o] * self.change[o + 1]
-                )
-                ratio *= part
-                if not 1e-100 < ratio < 1e100:
-                    g += 0.5 * log(ratio)
-                    ratio = 1.0
-            elif proper:
-                g -= partition(self.kind[begin + e], size, &self.change[o])
-            for j in range(size):
-                self.change[o + j] = q[j] + self.step[o + j]
-            # a flat one may stay so
-            if not is_proper(self.kind[begin + e], size, &self.change[o]):
-                for j in range(size):
-                    if not (self.known[e] == FLAT and self.change[o + j] == 0.0):
-                        return WAITS
-        g += 0.5 * log(ratio)
-        if not isfinite(g):
-            return FAILED
-        part = 1.0 / self.n if self.tied else 1.0
-        for e in range(k):
-            o = self.first[begin + e] - base
-            for j in range(self.size[begin + e]):
-                how.out[self.at[begin + e] + j] += self.step[o + j]
-                (site + how.away)[o + j] += part * self.step[o + j]
-        scale[0] += how.damping * (g / power - scale[0])
-        return answer
-
-    cdef bint moments_to(
-        self, ptrdiff_t o, double mean, double variance
-    ) noexcept nogil:
-        """The change of a Gaussian to these moments."""
-        self.g[o] = 1.0 / variance - self.c[o]
-        self.g[o + 1] = mean / variance - self.c[o + 1]
-        return variance > 0.0 and isfinite(mean) and isfinite(variance)
-
-
 # ---- integrals over one number ----
 
 
-cdef class NodesBatch(MomentsBatch):
+cdef class NodesBatch(GraphBatch):
     """Base of factors whose moments are integrals over one number t."""
 
     cdef epf_density f
@@ -275,12 +65,20 @@ cdef class NodesBatch(MomentsBatch):
     cdef ptrdiff_t n_peaks
 
     def __init__(self, starts, at, kind, size, tied):
-        MomentsBatch.__init__(self, starts, at, kind, size, tied)
+        GraphBatch.__init__(self, starts, at, kind, size, tied)
         self.t, self.found = np.zeros((2, MOST_SCANS))
         self.f.kind, self.f.by_moments = EPF_NOISE, False
 
     cdef void aim(self, double centre) noexcept nogil:
         """The sums are to be about this centre."""
+
+    cdef bint moments_to(
+        self, ptrdiff_t o, double mean, double variance
+    ) noexcept nogil:
+        """The change of a Gaussian to these moments."""
+        self.g[o] = 1.0 / variance - self.c[o]
+        self.g[o + 1] = mean / variance - self.c[o + 1]
+        return variance > 0.0 and isfinite(mean) and isfinite(variance)
 
     cdef void scan(self, double low, double high, bint alone) noexcept nogil:
         """Find the tops between low and high of the log density, or the one; an end counts."""
@@ -554,7 +352,7 @@ cdef class NoiseBatch(NodesBatch):
     def __init__(self, starts, at, kind, size, coefficient, offset, bint by_moments, bint tied):
         NodesBatch.__init__(self, starts, at, kind, size, tied)
         self.coefficient, self.offset, self.by_moments = coefficient, offset, by_moments
-        self.others = np.empty(self.known.shape[0])
+        self.others = np.empty(self.cavities.shape[0])
         if self.coefficient.shape[0] != self.at.shape[0] or self.offset.shape[0] != self.n:
             raise ValueError("the arrays of a batch do not fit together")
 
@@ -844,7 +642,7 @@ cdef class CompoundGammaBatch(NodesBatch):
 # ---- sums over categories ----
 
 
-cdef class TableBatch(MomentsBatch):
+cdef class TableBatch(GraphBatch):
     """Factors p(h_1, ..., h_m) of categorical variables: logs of tables, (1 or n, all entries).
 
     shape: of the table, (m,), in C order.
@@ -855,7 +653,7 @@ cdef class TableBatch(MomentsBatch):
     cdef double[::1] terms, e, sums
 
     def __init__(self, starts, at, kind, size, log_p, shape, bint tied):
-        MomentsBatch.__init__(self, starts, at, kind, size, tied)
+        GraphBatch.__init__(self, starts, at, kind, size, tied)
         self.log_p, self.shape = log_p, shape
         if (
             self.log_p.shape[0] not in (1, self.n) or self.log_p.shape[1] != np.prod(shape)
@@ -955,7 +753,7 @@ cdef void level(
             message[k] = power * ZERO
 
 
-cdef class MixtureBatch(MomentsBatch):
+cdef class MixtureBatch(GraphBatch):
     """Factors prod_p t_h(x_hp; y_p): category h chooses which forms of Gaussians have a response.
 
     The neighbours are Gaussian variables, then h with its K categories. Forms, P of each category,
@@ -978,7 +776,7 @@ cdef class MixtureBatch(MomentsBatch):
         self, starts, at, kind, size, list moments not None, coefficient, which, offset,
         noise, list responses not None, bint tied
     ):
-        MomentsBatch.__init__(self, starts, at, kind, size, tied)
+        GraphBatch.__init__(self, starts, at, kind, size, tied)
         cdef TiltedMoments one
         cdef const double[:, ::1] y
         cdef ptrdiff_t k, forms, i, f, j
@@ -1015,7 +813,7 @@ cdef class MixtureBatch(MomentsBatch):
             self.rows[k] = <size_t> &y[0, 0] if y.shape[0] and y.shape[1] else 0
         self.m, self.v, self.lZs, self.d, self.d2, self.powers = np.ones((6, forms))
         self.share = np.empty(self.K)
-        self.D, self.D2, self.present = np.empty((3, max(1, self.known.shape[0])))
+        self.D, self.D2, self.present = np.empty((3, max(1, self.cavities.shape[0])))
         self.failed = np.zeros(forms, dtype=np.uint8)
 
     cdef int reraise(self) except -1:

@@ -272,9 +272,10 @@ cdef extern from "simd/vector.h" nogil:
             const double *mu, const double *v, double *M, double *site_tau, double *site_nu,
             double *found
         ) noexcept nogil
-        ptrdiff_t (*graph_transitions)(
-            ptrdiff_t n, double power, double share, double *q, const ptrdiff_t *at,
-            const double *factor, const double *variance, double *sites, double *scale
+        ptrdiff_t (*graph_pairs)(
+            ptrdiff_t n, double power, double share, const double *q, double *out,
+            const ptrdiff_t *at, const double *coefficient, const double *y, const double *variance,
+            double *sites, ptrdiff_t away, double *scale
         ) noexcept nogil
         void (*graph_cavities)(
             int terms, ptrdiff_t n, double power, const double *q, const ptrdiff_t *at,
@@ -282,9 +283,9 @@ cdef extern from "simd/vector.h" nogil:
             const double *sites, double *cavity, double *m, double *v
         ) noexcept nogil
         ptrdiff_t (*graph_sites)(
-            int terms, ptrdiff_t n, double power, double share, double *q, const ptrdiff_t *at,
-            const double *coefficient, const double *cavity, const double *lZ, const double *dlZ,
-            const double *d2lZ, double *sites, double *scale
+            int terms, ptrdiff_t n, double power, double share, const double *q, double *out,
+            const ptrdiff_t *at, const double *coefficient, const double *cavity, const double *lZ,
+            const double *dlZ, const double *d2lZ, double *sites, ptrdiff_t away, double *scale
         ) noexcept nogil
         void (*between_moments)(
             ptrdiff_t n, const double *y, const double *m, const double *v, double *lZ,

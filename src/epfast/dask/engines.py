@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -60,8 +59,7 @@ def placed(problem: Problem, rows: Placed, schedule: FilledSchedule) -> Problem:
 
 def data_elsewhere(rows: Placed) -> Data:
     """Rows that are elsewhere, in place of those that are here."""
-    elsewhere: Any = rows
-    return NO_ROWS._replace(X=elsewhere)
+    return Data._make((rows, *NO_ROWS[1:]))
 
 
 class PlacedShards(Shards):

@@ -370,7 +370,7 @@ def fit_linear(
         chunks = checked_stream(X, ones is not None, chosen.schedule, **all_rows)
         if posterior is None and chunks.d > FULL_UP_TO:
             chosen = choose(replace(request, posterior="factorized"))
-        data = Data._make((chunks.read_by(chosen.loss), None, None, None))
+        data = Data._make((chunks.read_by(chosen.loss), *NO_ROWS[1:]))
         model = Model(chosen, data, chunks.names)
         shape = (chunks.d,)
     else:
@@ -715,10 +715,14 @@ def fit_problem(
     make_engine: makes the engine of the problem. By default that of rows which are here.
     """
 
+    def wide_posterior(state: GPState) -> WidePosterior:
+        """The posterior between two sweeps, whose state is of rows alone."""
+        return WidePosterior(GPState(*state[:4]), problem, False, [])
+
     def costs(swept: Swept[StateOfForm]) -> tuple[float | None, Array | None]:
         mean = engine.summary(swept.state, evidence=False).mean
         if problem.posterior == "wide" and isinstance(swept.state, GPState):  # of the rows
-            mean = WidePosterior(GPState(*swept.state[:4]), problem, False, []).mean
+            mean = wide_posterior(swept.state).mean
         traced = None if swept.trace is None else problem.cost(swept.trace)
         return float(problem.cost(mean[None])[0]), traced
 
@@ -730,7 +734,7 @@ def fit_problem(
         if problem.posterior == "sparse":
             return callback(info, SparsePosterior(engine.form.result(state), problem, False, []))
         if isinstance(state, GPState):
-            return callback(info, WidePosterior(GPState(*state[:4]), problem, False, []))
+            return callback(info, wide_posterior(state))
         return callback(info, state)
 
     schedule, scheme = problem.schedule, problem.scheme

@@ -352,7 +352,7 @@ class GraphEngine:
         counts: Counter[str] = Counter()
         for batch in self.batches:
             if isinstance(batch, core.PythonBatch):
-                counts += batch.fit.reasons
+                counts += batch.reasons
         return counts
 
     # ---- start and end ----

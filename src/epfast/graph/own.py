@@ -36,9 +36,6 @@ from epfast.operators.tilted import (
 )
 from epfast.schedules import FilledSchedule
 
-#: share of the precision of a belief below which a cavity is only rounding
-SMALLEST = 1e-10
-
 #: schemes by their names
 NAMED = {
     "laplace": LaplaceMessages,
@@ -267,11 +264,8 @@ class Factor(Kind):
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
         k = batch.table.shape[1]
         families = tuple(list(FAMILIES)[kind] for kind in edges.kind[:k])
-        widths = edges.size[:k]
-        first = edges.at.reshape(batch.n, k)
-        places = [first[:, j, None] + np.arange(width) for j, width in enumerate(widths)]
-        fits = BatchFits(self, batch, families, widths)
-        return PythonBatch(fits, np.ascontiguousarray(np.concatenate(places, axis=1)), tied)
+        fits = BatchFits(self, batch, families, edges.size[:k])
+        return PythonBatch(fits, *edges, self.messages.takes_flat, tied)
 
     def log_density(self, batch: Batch, theta: Array) -> Array:
         if self.log_t is None:
@@ -296,78 +290,36 @@ class BatchFits:
         self.rows = FactorRows(batch.data, batch.rows)
         for value in batch.data.values():
             value.setflags(write=False)
-        #: how often updates were refused, by reason
+        #: how often fits failed, by reason
         self.reasons: Counter[str] = Counter()
 
     def __call__(
-        self, first: int, stop: int, beliefs: Array, sites: Array, power: float, damping: float
+        self, rows: Index, cavity: Array, flat: NDArray[np.bool_], belief: Array, power: float
     ) -> tuple[Array, Array, NDArray[np.uint8]]:
-        """Undamped steps of the sites, undamped log scales, and which fits failed."""
-        m = stop - first
-        families = [FAMILIES[name] for name in self.families]
-        cavity = beliefs - power * sites
-        proper = np.zeros((m, len(families)), dtype=bool)
-        flat = np.zeros((m, len(families)), dtype=bool)
+        """log Z, targets, and which fits failed, as the core asks for them."""
+        messages, beliefs = self._split(cavity), self._split(belief)
+        start = np.zeros(flat.shape)
         with np.errstate(all="ignore"):
-            start = np.zeros((m, len(families)))
-            for j, (kind, eta, q) in enumerate(
-                zip(families, _split(cavity, self.ends), _split(beliefs, self.ends), strict=True)
+            for j, (family, eta, q) in enumerate(
+                zip(self.families, messages, beliefs, strict=True)
             ):
-                proper[:, j] = kind.is_proper(eta)
-                if self.families[j] == "gaussian":
-                    little = np.abs(eta[:, 0]) <= SMALLEST * np.abs(q[:, 0])
-                    proper[:, j] &= ~little
-                    flat[:, j] = little & self.scheme.takes_flat
-                    eta[little] = 0.0  # only rounding
-                    mean = q[:, 1] / q[:, 0]
-                    incoming = eta[:, 1] / eta[:, 0]
-                    start[:, j] = np.where(
-                        kind.is_proper(q), mean, np.where(proper[:, j], incoming, 0.0)
-                    )
-                elif self.families[j] in SCALARS:
-                    start[:, j] = SCALARS[self.families[j]].location(eta)[0]
-        good = np.flatnonzero((proper | flat).all(axis=1))
-        self._count("a cavity is improper", m - len(good))
-        steps, scales = np.full(beliefs.shape, np.nan), np.full(m, np.nan)
-        failed = np.zeros(m, dtype=np.uint8)
-        if not len(good):
-            return steps, scales, failed
-        # often all of a batch, without a copy of its data
-        rows = self.rows if m == len(self.rows.rows) else self.rows.select(slice(first, stop))
-        cavities = FactorCavities(tuple(_split(cavity, self.ends)), flat, start, rows, power)
-        cavities = cavities if len(good) == m else cavities.select(good)
-        answer = self.scheme.fit(self.tilted, cavities)
-        for number in np.unique(answer.reason):
-            if number:
-                self._count(self.scheme.reasons[number], int((answer.reason == number).sum()))
-        failed[good] = answer.reason != 0
-        fine = answer.reason == 0
-        scale = answer.log_z.copy()
-        with np.errstate(all="ignore"):
-            for j, (kind, target, eta) in enumerate(
-                zip(families, answer.targets, cavities.messages, strict=True)
-            ):
-                fine &= kind.is_proper(target)
-                one = np.flatnonzero(fine)
-                scale[one] -= kind.log_partition(target[one])
-                one = np.flatnonzero(fine & ~cavities.flat[:, j])
-                scale[one] += kind.log_partition(eta[one])
-            site = (np.concatenate(answer.targets, axis=1) - cavity[good]) / power
-            step = site - sites[good]
-            fine &= np.isfinite(step).all(axis=1) & np.isfinite(scale)
-            moved = beliefs[good] + damping * step
-            for kind, eta in zip(families, _split(moved, self.ends), strict=True):
-                fine &= kind.is_proper(eta)
-        self._count("the new belief is improper", int(((answer.reason == 0) & ~fine).sum()))
-        steps[good[fine]] = step[fine]
-        scales[good[fine]] = scale[fine] / power
-        return steps, scales, failed
+                if family == "gaussian":
+                    proper = FAMILIES[family].is_proper(q)
+                    mean, incoming = q[:, 1] / q[:, 0], eta[:, 1] / eta[:, 0]
+                    incoming[flat[:, j]] = 0.0
+                    start[:, j] = np.where(proper, mean, incoming)
+                elif family in SCALARS:
+                    start[:, j] = SCALARS[family].location(eta)[0]
+        # rows that follow each other, often all of a batch, without a copy of their data
+        first, stop = int(rows[0]), int(rows[-1]) + 1
+        which = slice(first, stop) if stop - first == len(rows) else rows
+        data = self.rows.select(which)
+        answer = self.scheme.fit(self.tilted, FactorCavities(messages, flat, start, data, power))
+        for number in answer.reason[answer.reason > 0].tolist():
+            self.reasons[self.scheme.reasons[number]] += 1
+        failed = (answer.reason > 0).astype(np.uint8)
+        return answer.log_z, np.concatenate(answer.targets, axis=1), failed
 
-    def _count(self, reason: str, n: int) -> None:
-        if n:
-            self.reasons[reason] += n
-
-
-def _split(values: Array, ends: Index) -> list[Array]:
-    """Natural parameters of each neighbour, views."""
-    return np.split(values, ends, axis=1)
+    def _split(self, values: Array) -> tuple[Array, ...]:
+        """Natural parameters of each neighbour, views."""
+        return tuple(np.split(values, self.ends, axis=1))

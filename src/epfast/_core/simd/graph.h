@@ -1,6 +1,7 @@
-/* Factors of a graph, a vector of them at a time: factors that share no variable, sequential order.
- * Part of vector.c. A scalar Gaussian is a pair (tau, nu) in memory, among beliefs q as among sites;
- * at says where its belief is. Lanes past the last factor repeat it: they store what it stores. */
+/* Factors of a graph, a vector of them at a time. Part of vector.c. A scalar Gaussian is a pair (tau, nu)
+ * in memory, among beliefs q as among sites; at says where its belief is. What is new goes to out and to
+ * sites + away. In sequential order these are q and sites, and factors share no variable. Lanes past the
+ * last factor repeat it: they store what it stores. */
 
 #define GRAPH_LEAST 1e-10               /* share of a precision below which rounding is all of it */
 
@@ -108,73 +109,137 @@ EPF_INLINE void graph_store(const int full, double *p, vd a, ptrdiff_t count)
         if (i < (n)) body(0, (n) - i);                                                             \
     } while (0)
 
-EPF_INLINE ptrdiff_t graph_transitions_of(const int full, ptrdiff_t count, double power, double share, double *q,
-                                          const ptrdiff_t *at, const double *factor, const double *variance,
-                                          double *site, double *scale)
+/* The neighbours of factors with K terms each, by lanes: where their beliefs and sites are, and what they are. */
+typedef struct {
+    ptrdiff_t here[3][VW], place[VW], each[VW];
+    vd q_tau[3], q_nu[3], tau[3], nu[3], a[3];
+} graph_terms;
+
+EPF_INLINE void graph_load_terms(const int full, ptrdiff_t count, const int K, const double *q, const ptrdiff_t *at,
+                                 const double *coefficient, const double *sites, graph_terms *x)
 {
-    const double per_power = 1.0 / power;
     const ptrdiff_t *lane = graph_lanes[count % 8];
-    const vd zero = v_set(0.0);
-    ptrdiff_t here[VW], there[VW], place[VW];
-    vd q_tau, q_nu, next_q_tau, next_q_nu, back_tau, back_nu, old_tau, old_nu;
-    for (int j = 0; j < VW; j++) {
-        here[j] = at[2 * GRAPH_LANE(j)];
-        there[j] = at[2 * GRAPH_LANE(j) + 1];
-        place[j] = 4 * GRAPH_LANE(j);
+    if (!full && count == 1) {                  /* as runs of a chain have it */
+        x->place[0] = 0;
+        for (int k = 0; k < K; k++) {
+            const double *pair = q + at[k];
+            x->here[k][0] = at[k];
+            x->a[k] = v_set(coefficient[k]);
+            x->q_tau[k] = v_set(pair[0]);
+            x->q_nu[k] = v_set(pair[1]);
+            x->tau[k] = v_set(sites[2 * k]);
+            x->nu[k] = v_set(sites[2 * k + 1]);
+        }
+        return;
     }
-    v_load_pairs(q, here, &q_tau, &q_nu);
-    v_load_pairs(q, there, &next_q_tau, &next_q_nu);
-    v_load_pairs(site, place, &back_tau, &back_nu);
-    v_load_pairs(site + 2, place, &old_tau, &old_nu);
-    vd phi = graph_load(full, factor, count), s2 = graph_load(full, variance, count) * per_power;
-    vd old = graph_load(full, scale, count);
-    vd tau = q_tau - power * back_tau, nu = q_nu - power * back_nu;
-    vd next_tau = next_q_tau - power * old_tau, next_nu = next_q_nu - power * old_nu;
-    /* what is left of a belief by rounding alone is nothing */
-    vi flat = V_MASK(v_abs(tau) < GRAPH_LEAST * q_tau);
-    tau = v_select(flat, zero, tau);
-    nu = v_select(flat, zero, nu);
-    flat = V_MASK(v_abs(next_tau) < GRAPH_LEAST * next_q_tau);
-    next_tau = v_select(flat, zero, next_tau);
-    next_nu = v_select(flat, zero, next_nu);
-    vd square = phi * phi, D = square + s2 * tau, E = 1.0 + s2 * next_tau;
-    vd per_D = 1.0 / D, per_E = 1.0 / E;
-    vd to_tau = tau * per_D, to_nu = phi * nu * per_D;
-    vd tau_step = share * (square * next_tau * per_E * per_power - back_tau);
-    vd nu_step = share * (phi * next_nu * per_E * per_power - back_nu);
-    vd next_tau_step = share * (to_tau * per_power - old_tau);
-    vd next_nu_step = share * (to_nu * per_power - old_nu);
-    vd T = next_tau + to_tau, N = next_nu + to_nu;
-    vd g = 0.5 * ((next_nu * next_nu * s2 * per_E - N * N / T) + v_log(T * per_E)) - V_LOG_SQRT_2PI;
-    if (power != 1.0)
-        g = g + (0.5 * (v_log(s2) - power * v_log(power * s2)) + (1.0 - power) * V_LOG_SQRT_2PI);
-    vd step = share * (g * per_power - old);
-    vi bad = ~(V_MASK(D > 0.0) & V_MASK(E > 0.0) & V_MASK(T > 0.0) & V_MASK(q_tau + tau_step > 0.0)
-               & V_MASK(next_q_tau + next_tau_step > 0.0) & V_MASK(v_abs(step) < INFINITY));
+    for (int j = 0; j < VW; j++) {
+        x->each[j] = K * GRAPH_LANE(j);
+        x->place[j] = 2 * K * GRAPH_LANE(j);
+    }
+    if (K > 1) v_load_pairs(coefficient, x->each, &x->a[0], &x->a[1]);
+    if (K > 2) v_load_pairs(coefficient + 1, x->each, &x->a[1], &x->a[2]);
+    if (K == 1) x->a[0] = graph_load(full, coefficient, count);
+    for (int k = 0; k < K; k++) {
+        for (int j = 0; j < VW; j++) x->here[k][j] = at[x->each[j] + k];
+        v_load_pairs(q, x->here[k], &x->q_tau[k], &x->q_nu[k]);
+        v_load_pairs(sites + 2 * k, x->place, &x->tau[k], &x->nu[k]);
+    }
+}
+
+/* The update of the lanes that are fine: beliefs and sites move by a share of the way to new sites, and so does the
+ * scale. How many are refused. */
+EPF_INLINE ptrdiff_t graph_update(const int full, ptrdiff_t count, const int K, double share, vi fine,
+                                  const graph_terms *x, const vd *new_tau, const vd *new_nu, vd new_scale,
+                                  const double *q, double *out, double *sites, double *scale)
+{
+    const vd zero = v_set(0.0);
+    const int one = !full && count == 1;
+    vd old = graph_load(full, scale, count), step = share * (new_scale - old), tau_step[3], nu_step[3];
     ptrdiff_t refused = 0;
+    for (int k = 0; k < K; k++) {
+        tau_step[k] = share * (new_tau[k] - x->tau[k]);
+        nu_step[k] = share * (new_nu[k] - x->nu[k]);
+        fine &= V_MASK(v_abs(nu_step[k]) < INFINITY) & V_MASK(x->q_tau[k] + tau_step[k] > 0.0);
+    }
+    vi bad = ~(fine & V_MASK(v_abs(step) < INFINITY));
     if (v_any(bad)) {
-        tau_step = v_select(bad, zero, tau_step);
-        nu_step = v_select(bad, zero, nu_step);
-        next_tau_step = v_select(bad, zero, next_tau_step);
-        next_nu_step = v_select(bad, zero, next_nu_step);
+        for (int k = 0; k < K; k++) {
+            tau_step[k] = v_select(bad, zero, tau_step[k]);
+            nu_step[k] = v_select(bad, zero, nu_step[k]);
+        }
         step = v_select(bad, zero, step);
         refused = graph_count(bad, count);
     }
-    v_store_pairs(q, here, q_tau + tau_step, q_nu + nu_step);
-    v_store_pairs(q, there, next_q_tau + next_tau_step, next_q_nu + next_nu_step);
-    v_store_pairs(site, place, back_tau + tau_step, back_nu + nu_step);
-    v_store_pairs(site + 2, place, old_tau + next_tau_step, old_nu + next_nu_step);
+    for (int k = 0; k < K && !one; k++) {
+        if (out == q) v_store_pairs(out, x->here[k], x->q_tau[k] + tau_step[k], x->q_nu[k] + nu_step[k]);
+        v_store_pairs(sites + 2 * k, x->place, x->tau[k] + tau_step[k], x->nu[k] + nu_step[k]);
+    }
+    if (one || out != q) {                      /* lanes may share variables */
+        double steps[6][VW];
+        for (int k = 0; k < K; k++) {
+            v_store(steps[2 * k], tau_step[k]);
+            v_store(steps[2 * k + 1], nu_step[k]);
+        }
+        for (ptrdiff_t i = 0; i < count; i++)
+            for (int k = 0; k < K; k++) {
+                out[x->here[k][i]] += steps[2 * k][i];
+                out[x->here[k][i] + 1] += steps[2 * k + 1][i];
+                if (one) {
+                    sites[2 * k] += steps[2 * k][i];
+                    sites[2 * k + 1] += steps[2 * k + 1][i];
+                }
+            }
+    }
     graph_store(full, scale, old + step, count);
     return refused;
 }
 
-static ptrdiff_t graph_transitions(ptrdiff_t n, double power, double share, double *q, const ptrdiff_t *at,
-                                   const double *factor, const double *variance, double *sites, double *scale)
+/* ---- Gaussians of linear forms of two terms: messages in information form, whatever the power ---- */
+
+EPF_INLINE ptrdiff_t graph_pairs_of(const int full, ptrdiff_t count, double power, double share, const double *q,
+                                    double *out, const ptrdiff_t *at, const double *coefficient, const double *y,
+                                    const double *variance, double *sites, ptrdiff_t away, double *scale)
+{
+    const double per_power = 1.0 / power;
+    const vd zero = v_set(0.0);
+    graph_terms x;
+    graph_load_terms(full, count, 2, q, at, coefficient, sites, &x);
+    vd value = graph_load(full, y, count), s2 = graph_load(full, variance, count) * per_power;
+    vd tau[2], nu[2], new_tau[2], new_nu[2];
+    for (int k = 0; k < 2; k++) {
+        tau[k] = x.q_tau[k] - power * x.tau[k];
+        nu[k] = x.q_nu[k] - power * x.nu[k];
+        /* what is left of a belief by rounding alone is nothing */
+        vi flat = V_MASK(v_abs(tau[k]) < GRAPH_LEAST * x.q_tau[k]);
+        tau[k] = v_select(flat, zero, tau[k]);
+        nu[k] = v_select(flat, zero, nu[k]);
+    }
+    vd a = x.a[0], b = x.a[1], square = a * a, next_square = b * b;
+    vd D = square + s2 * tau[0], E = next_square + s2 * tau[1], per_D = 1.0 / D, per_E = 1.0 / E;
+    vd to_tau = next_square * tau[0] * per_D, to_nu = b * (value * tau[0] - a * nu[0]) * per_D;
+    new_tau[0] = square * tau[1] * per_E * per_power;
+    new_nu[0] = a * (value * tau[1] - b * nu[1]) * per_E * per_power;
+    new_tau[1] = to_tau * per_power;
+    new_nu[1] = to_nu * per_power;
+    /* with the second variable integrated out, the belief about the first is left */
+    vd T = tau[1] + to_tau, N = nu[1] + to_nu;
+    vd square_sum = nu[1] * nu[1] * s2 + value * (2.0 * b * nu[1] - value * tau[1]);
+    vd g = 0.5 * ((square_sum * per_E - N * N / T) + v_log(T * per_E)) - V_LOG_SQRT_2PI;
+    if (power != 1.0)
+        g = g + (0.5 * (v_log(s2) - power * v_log(power * s2)) + (1.0 - power) * V_LOG_SQRT_2PI);
+    vi fine = V_MASK(D > 0.0) & V_MASK(E > 0.0) & V_MASK(T > 0.0);
+    return graph_update(full, count, 2, share, fine, &x, new_tau, new_nu, g * per_power, q, out, sites + away,
+                        scale);
+}
+
+static ptrdiff_t graph_pairs(ptrdiff_t n, double power, double share, const double *q, double *out,
+                             const ptrdiff_t *at, const double *coefficient, const double *y,
+                             const double *variance, double *sites, ptrdiff_t away, double *scale)
 {
     ptrdiff_t refused = 0;
 #define BODY(full, count)                                                                          \
-    refused += graph_transitions_of(full, count, power, share, q, at + 2 * i, factor + i, variance + i,     \
-                                    sites + 4 * i, scale + i)
+    refused += graph_pairs_of(full, count, power, share, q, out, at + 2 * i, coefficient + 2 * i, y + i,    \
+                              variance + i, sites + 4 * i, away, scale + i)
     GRAPH_VECTORS(n, BODY);
 #undef BODY
     return refused;
@@ -186,27 +251,16 @@ EPF_INLINE void graph_cavities_of(const int full, ptrdiff_t count, const int K, 
                                   const ptrdiff_t *at, const double *coefficient, const double *offset,
                                   const double *noise, const double *sites, double *cavity, double *m, double *v)
 {
-    const ptrdiff_t *lane = graph_lanes[count % 8];
-    ptrdiff_t here[VW], place[VW], each[VW];
-    vd mean = graph_load(full, offset, count), variance = graph_load(full, noise, count), p[3], a[3];
+    graph_terms x;
+    graph_load_terms(full, count, K, q, at, coefficient, sites, &x);
+    vd mean = graph_load(full, offset, count), variance = graph_load(full, noise, count), p[3];
     vi fine = V_MASK(variance == variance);
-    for (int j = 0; j < VW; j++) {
-        each[j] = K * GRAPH_LANE(j);
-        place[j] = 2 * K * GRAPH_LANE(j);
-    }
-    if (K > 1) v_load_pairs(coefficient, each, &a[0], &a[1]);
-    if (K > 2) v_load_pairs(coefficient + 1, each, &a[1], &a[2]);
-    if (K == 1) a[0] = graph_load(full, coefficient, count);
     for (int k = 0; k < K; k++) {
-        vd tau, nu, q_tau, q_nu;
-        for (int j = 0; j < VW; j++) here[j] = at[each[j] + k];
-        v_load_pairs(q, here, &q_tau, &q_nu);
-        v_load_pairs(sites + 2 * k, place, &tau, &nu);
-        p[k] = q_tau - power * tau;
-        fine &= V_MASK(p[k] > GRAPH_LEAST * q_tau) & V_MASK(p[k] > 0.0);
-        vd s = 1.0 / p[k], mu = (q_nu - power * nu) * s;
-        mean = mean + a[k] * mu;
-        variance = variance + a[k] * a[k] * s;
+        p[k] = x.q_tau[k] - power * x.tau[k];
+        fine &= V_MASK(p[k] > GRAPH_LEAST * x.q_tau[k]) & V_MASK(p[k] > 0.0);
+        vd s = 1.0 / p[k], mu = (x.q_nu[k] - power * x.nu[k]) * s;
+        mean = mean + x.a[k] * mu;
+        variance = variance + x.a[k] * x.a[k] * s;
         v_store(cavity + EPF_GRAPH_CAVITY * k + EPF_GRAPH_CHUNK, s);
         v_store(cavity + EPF_GRAPH_CAVITY * k + 2 * EPF_GRAPH_CHUNK, mu);
     }
@@ -216,59 +270,46 @@ EPF_INLINE void graph_cavities_of(const int full, ptrdiff_t count, const int K, 
     v_store(v, v_select(fine, variance, v_set(1.0)));
 }
 
-EPF_INLINE ptrdiff_t graph_sites_of(const int full, ptrdiff_t count, const int K, double power, double share, double *q,
-                                    const ptrdiff_t *at, const double *coefficient, const double *cavity,
-                                    const double *lZ, const double *dlZ, const double *d2lZ, double *sites,
-                                    double *scale)
+EPF_INLINE ptrdiff_t graph_sites_of(const int full, ptrdiff_t count, const int K, double power, double share,
+                                    const double *q, double *out, const ptrdiff_t *at, const double *coefficient,
+                                    const double *cavity, const double *lZ, const double *dlZ, const double *d2lZ,
+                                    double *sites, ptrdiff_t away, double *scale)
 {
     const double per_power = 1.0 / power;
-    const ptrdiff_t *lane = graph_lanes[count % 8];
-    const vd zero = v_set(0.0);
-    ptrdiff_t here[3][VW], place[VW], each[VW], refused = 0;
+    graph_terms x;
+    graph_load_terms(full, count, K, q, at, coefficient, sites, &x);
     /* whole vectors: there is room, and the last lanes have cavities of the last factor */
     vd d = graph_load(full, dlZ, count), d2 = graph_load(full, d2lZ, count), g = graph_load(full, lZ, count);
-    vd old = graph_load(full, scale, count), product = v_set(1.0), a[3];
-    vd q_tau[3], q_nu[3], tau[3], nu[3], tau_step[3], nu_step[3];
+    vd product = v_set(1.0), new_tau[3], new_nu[3];
     vi fine = V_MASK(g == g);
-    for (int j = 0; j < VW; j++) {
-        each[j] = K * GRAPH_LANE(j);
-        place[j] = 2 * K * GRAPH_LANE(j);
-    }
-    if (K > 1) v_load_pairs(coefficient, each, &a[0], &a[1]);
-    if (K > 2) v_load_pairs(coefficient + 1, each, &a[1], &a[2]);
-    if (K == 1) a[0] = graph_load(full, coefficient, count);
     for (int k = 0; k < K; k++) {
         const double *from = cavity + EPF_GRAPH_CAVITY * k;
         vd p = v_load(from), s = v_load(from + EPF_GRAPH_CHUNK), mu = v_load(from + 2 * EPF_GRAPH_CHUNK);
-        for (int j = 0; j < VW; j++) here[k][j] = at[each[j] + k];
-        v_load_pairs(q, here[k], &q_tau[k], &q_nu[k]);
-        v_load_pairs(sites + 2 * k, place, &tau[k], &nu[k]);
-        vd bend = a[k] * d2, shrink = 1.0 + a[k] * s * bend, per = 1.0 / shrink;
-        vd mean = mu + a[k] * s * d;
+        vd a = x.a[k], bend = a * d2, shrink = 1.0 + a * s * bend, per = 1.0 / shrink;
+        vd mean = mu + a * s * d;
         product = product * shrink;
         g = g + 0.5 * p * (mu * mu - mean * mean * per);
-        tau_step[k] = share * (-a[k] * bend * per * per_power - tau[k]);
-        nu_step[k] = share * ((a[k] * (d - bend * mu)) * per * per_power - nu[k]);
-        fine &= V_MASK(p > 0.0) & V_MASK(shrink > GRAPH_LEAST) & V_MASK(v_abs(nu_step[k]) < INFINITY)
-                & V_MASK(q_tau[k] + tau_step[k] > 0.0);
+        new_tau[k] = -a * bend * per * per_power;
+        new_nu[k] = (a * (d - bend * mu)) * per * per_power;
+        fine &= V_MASK(p > 0.0) & V_MASK(shrink > GRAPH_LEAST);
     }
-    vd step = share * ((g - 0.5 * v_log(product)) * per_power - old);
-    vi bad = ~(fine & V_MASK(v_abs(step) < INFINITY));
-    if (v_any(bad)) {
-        for (int k = 0; k < K; k++) {
-            tau_step[k] = v_select(bad, zero, tau_step[k]);
-            nu_step[k] = v_select(bad, zero, nu_step[k]);
-        }
-        step = v_select(bad, zero, step);
-        refused = graph_count(bad, count);
-    }
-    for (int k = 0; k < K; k++) {
-        v_store_pairs(q, here[k], q_tau[k] + tau_step[k], q_nu[k] + nu_step[k]);
-        v_store_pairs(sites + 2 * k, place, tau[k] + tau_step[k], nu[k] + nu_step[k]);
-    }
-    graph_store(full, scale, old + step, count);
-    return refused;
+    g = (g - 0.5 * v_log(product)) * per_power;
+    return graph_update(full, count, K, share, fine, &x, new_tau, new_nu, g, q, out, sites + away, scale);
 }
+
+#define GRAPH_TERMS(terms, n, body)                                                                \
+    do {                                                                                           \
+        if (terms == 1) {                                                                          \
+            const int K = 1;                                                                       \
+            GRAPH_VECTORS(n, body);                                                                \
+        } else if (terms == 2) {                                                                   \
+            const int K = 2;                                                                       \
+            GRAPH_VECTORS(n, body);                                                                \
+        } else {                                                                                   \
+            const int K = 3;                                                                       \
+            GRAPH_VECTORS(n, body);                                                                \
+        }                                                                                          \
+    } while (0)
 
 static void graph_cavities(int terms, ptrdiff_t n, double power, const double *q, const ptrdiff_t *at,
                            const double *coefficient, const double *offset, const double *noise,
@@ -277,35 +318,19 @@ static void graph_cavities(int terms, ptrdiff_t n, double power, const double *q
 #define BODY(full, count)                                                                          \
     graph_cavities_of(full, count, K, power, q, at + K * i, coefficient + K * i, offset + i, noise + i,     \
                       sites + 2 * K * i, cavity + i, m + i, v + i)
-#define K 1
-    if (terms == 1) GRAPH_VECTORS(n, BODY);
-#undef K
-#define K 2
-    else if (terms == 2) GRAPH_VECTORS(n, BODY);
-#undef K
-#define K 3
-    else GRAPH_VECTORS(n, BODY);
-#undef K
+    GRAPH_TERMS(terms, n, BODY);
 #undef BODY
 }
 
-static ptrdiff_t graph_sites(int terms, ptrdiff_t n, double power, double share, double *q, const ptrdiff_t *at,
-                             const double *coefficient, const double *cavity, const double *lZ, const double *dlZ,
-                             const double *d2lZ, double *sites, double *scale)
+static ptrdiff_t graph_sites(int terms, ptrdiff_t n, double power, double share, const double *q, double *out,
+                             const ptrdiff_t *at, const double *coefficient, const double *cavity, const double *lZ,
+                             const double *dlZ, const double *d2lZ, double *sites, ptrdiff_t away, double *scale)
 {
     ptrdiff_t refused = 0;
 #define BODY(full, count)                                                                          \
-    refused += graph_sites_of(full, count, K, power, share, q, at + K * i, coefficient + K * i, cavity + i, \
-                              lZ + i, dlZ + i, d2lZ + i, sites + 2 * K * i, scale + i)
-#define K 1
-    if (terms == 1) GRAPH_VECTORS(n, BODY);
-#undef K
-#define K 2
-    else if (terms == 2) GRAPH_VECTORS(n, BODY);
-#undef K
-#define K 3
-    else GRAPH_VECTORS(n, BODY);
-#undef K
+    refused += graph_sites_of(full, count, K, power, share, q, out, at + K * i, coefficient + K * i,        \
+                              cavity + i, lZ + i, dlZ + i, d2lZ + i, sites + 2 * K * i, away, scale + i)
+    GRAPH_TERMS(terms, n, BODY);
 #undef BODY
     return refused;
 }

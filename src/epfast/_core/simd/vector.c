@@ -1948,7 +1948,7 @@ const epf_kernels NAMED(epf_kernels) = {
     move, pairs, probit_moments, logistic_moments, piecewise_moments, squared_hinge_moments,
     smooth_moments, cavities, fit_sites, rows_gather, rows_pack, rows_marginals, rows_outer, sparse_marginals,
     ROW_NAMED(sparse_row_moments), ROW_NAMED(sparse_row_cavity), ROW_NAMED(sparse_row_tilted), ROW_NAMED(sparse_row_site),
-    graph_transitions, graph_cavities, graph_sites, between_moments, graph_compare, density_look,
+    graph_pairs, graph_cavities, graph_sites, between_moments, graph_compare, density_look,
     density_sums, couple, stationary, contract, mixture_row, gaussian_row, triangle_solve, triangle_form,
     triangle_times, triangle_update, network_rows, network_predict, network_refine, relu_moments};
 

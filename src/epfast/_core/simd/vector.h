@@ -279,20 +279,21 @@ typedef struct {
                             double curvature, const double *mu, const double *v, double *M,
                             double *site_tau, double *site_nu, double *found);
 
-    /* Factors of a graph that share no variable, in sequential order: see graph.h. Transitions at (n, 2);
-     * forms of 1 to 3 terms, at and coefficient (n, terms), cavity EPF_GRAPH_CAVITY numbers a term. m, v and
-     * the triple have room for whole vectors. Return how many factors were refused. found of compare: square of
-     * the largest move, largest ratio of precisions, sum of log partition functions. */
-    ptrdiff_t (*graph_transitions)(ptrdiff_t n, double power, double share, double *q, const ptrdiff_t *at,
-                                   const double *factor, const double *variance, double *sites,
-                                   double *scale);
+    /* Factors of a graph that share no variable, in sequential order: see graph.h. Pairs are Gaussians
+     * N(y; h, variance) of forms of 2 terms; other forms have 1 to 3 terms; at and coefficient (n, terms), cavity
+     * EPF_GRAPH_CAVITY numbers a term. m, v and the triple have room for whole vectors. Return how many factors
+     * were refused. found of compare: square of the largest move, largest ratio of precisions, sum of log
+     * partition functions. */
+    ptrdiff_t (*graph_pairs)(ptrdiff_t n, double power, double share, const double *q, double *out,
+                             const ptrdiff_t *at, const double *coefficient, const double *y,
+                             const double *variance, double *sites, ptrdiff_t away, double *scale);
     void (*graph_cavities)(int terms, ptrdiff_t n, double power, const double *q, const ptrdiff_t *at,
                            const double *coefficient, const double *offset, const double *noise,
                            const double *sites, double *cavity, double *m, double *v);
-    ptrdiff_t (*graph_sites)(int terms, ptrdiff_t n, double power, double share, double *q,
-                             const ptrdiff_t *at, const double *coefficient, const double *cavity,
-                             const double *lZ, const double *dlZ, const double *d2lZ, double *sites,
-                             double *scale);
+    ptrdiff_t (*graph_sites)(int terms, ptrdiff_t n, double power, double share, const double *q,
+                             double *out, const ptrdiff_t *at, const double *coefficient,
+                             const double *cavity, const double *lZ, const double *dlZ,
+                             const double *d2lZ, double *sites, ptrdiff_t away, double *scale);
     void (*between_moments)(ptrdiff_t n, const double *y, const double *m, const double *v, double *lZ,
                             double *dlZ, double *d2lZ);
     void (*graph_compare)(ptrdiff_t n, const double *before, const double *after, double *found);

@@ -7,6 +7,7 @@ factor has, one per column of the factor: the entries of a CSR matrix in their o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +73,30 @@ def warm_up_rows(schedule: FilledSchedule, size: int, d: int) -> int:
 RowBlock = tuple[Design | SparseRows, Data]
 #: a posterior that visits change: precision and shift, or of CSR rows one by one their moments
 Reached = tuple[Array, Array] | Array
+
+
+class Named(TypedDict):
+    """What each call of the core takes by name."""
+
+    weight: Array | None
+    site_tau: Array | None
+    site_nu: Array | None
+    site_scale: Array | None
+    trace: Array | None
+    row_offset: int
+
+
+def in_the_core(data: Data, sites: Sites | None, trace: Array | None, first: int) -> Named:
+    """The weights, sites and trace of a visit, as the core has them."""
+    tau, nu, scale = (None, None, None) if sites is None else sites
+    return {
+        "weight": data.weights,
+        "site_tau": tau,
+        "site_nu": nu,
+        "site_scale": scale,
+        "trace": trace,
+        "row_offset": first,
+    }
 
 
 class Dense(Full[MeansMemory]):
@@ -159,21 +184,9 @@ class Dense(Full[MeansMemory]):
         """
         (design, data), (next_tau, next_nu) = rows, (None, None) if onto is None else onto
         assert isinstance(design, Design)
-        tau, nu, scale = (None, None, None) if sites is None else sites
+        named = in_the_core(data, sites, trace, first)
         core.sweep(
-            design,
-            data.y,
-            self.size,
-            order,
-            *q,
-            weight=data.weights,
-            site_tau=tau,
-            site_nu=nu,
-            site_scale=scale,
-            next_tau=next_tau,
-            next_nu=next_nu,
-            trace=trace,
-            row_offset=first,
+            design, data.y, self.size, order, *q, next_tau=next_tau, next_nu=next_nu, **named
         )
 
     def natural(self, q: Reached, start: MeansState) -> tuple[Array, Array]:
@@ -269,20 +282,9 @@ class ByColumns(Dense):
         (design, data), (next_tau, next_nu) = rows, (None, None) if onto is None else onto
         assert isinstance(design, SparseRows)
         assert isinstance(core, SparseSweep)
-        tau, nu, scale = (None, None, None) if sites is None else sites
+        named = in_the_core(data, sites, trace, first)
         if isinstance(q, np.ndarray):
-            core.rows(
-                design,
-                data.y,
-                order,
-                q,
-                weight=data.weights,
-                site_tau=tau,
-                site_nu=nu,
-                site_scale=scale,
-                trace=trace,
-                row_offset=first,
-            )
+            core.rows(design, data.y, order, q, **named)
             return
         core.factors(
             design,
@@ -290,16 +292,11 @@ class ByColumns(Dense):
             self.size,
             order,
             *q,
-            weight=data.weights,
             site_start=None if sites is None else self.start,
             site_column=None if sites is None else self.column,
-            site_tau=tau,
-            site_nu=nu,
-            site_scale=scale,
             next_tau=next_tau,
             next_nu=next_nu,
-            trace=trace,
-            row_offset=first,
+            **named,
         )
 
     def natural(self, q: Reached, start: MeansState) -> tuple[Array, Array]:

@@ -375,6 +375,9 @@ class WeightEngine(EPEngine[WeightState, ShrunkState, Memory]):
     #: of the rows; of values in the n x n form
     rows: Visits[RowState, RowMemory]
     values: Visits[WeightState, Memory]
+    #: of the weights, where all are fitted at once, or one after the other
+    core_at_once: SiteFits
+    core_in_turn: BlockedSweep
 
     remedy = REMEDY
     accelerates = True
@@ -388,15 +391,18 @@ class WeightEngine(EPEngine[WeightState, ShrunkState, Memory]):
         most = max(1, len(prior.visits))
         self.block = min(block_size(schedule.block, form.order), most)
         self.ones = np.ones((most, 1))
-        #: of the weights, where all are fitted at once, or one after the other
-        self.core_at_once = SiteFits(self.of_prior, 1.0, 1.0)
-        self.core_in_turn = BlockedSweep(self.of_prior, form.order, self.block, 1.0, 1.0, False)
+        if schedule.order == "parallel":
+            self.core_at_once = SiteFits(self.of_prior, 1.0, 1.0)
+        else:
+            self.core_in_turn = BlockedSweep(self.of_prior, form.order, self.block, 1.0, 1.0, False)
         self.tilted = problem.tilted()
         self.order = schedule.order if problem.posterior == "wide" else order_of_rows(problem)
-        if n > 0 and not isinstance(form, ByRows):
+        if n == 0:  # sites of rows are exact
+            return
+        if not isinstance(form, ByRows):
             rows = Full[RowMemory](problem)
             self.rows = visits_of(self.order, problem, self.tilted, rows, ThreadPool(1))
-        elif isinstance(form, ByRows):
+        else:
             self.values = (
                 AtOnce(problem, self.tilted, form, schedule.damping)
                 if schedule.order == "parallel"

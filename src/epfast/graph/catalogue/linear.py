@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from epfast import _checks, schemes
 from epfast._arrays import Array, Given
-from epfast._core.graph import GaussianBatch, GraphBatch, LinearBatch
+from epfast._core.graph import GraphBatch, InformationBatch, LinearBatch
 from epfast.graph.arguments import form_of, numbers_of, with_responses
 from epfast.graph.factors import (
     Batch,
@@ -221,7 +221,7 @@ class LinearFactor(Kind):
         if type(self.loss) is Gaussian and self.scheme.integrates and self.loss.beta == 1.0:
             y, variance = data["y"].T
             variance = variance * self.loss.variance + data["noise"]
-            return GaussianBatch(edges.starts, edges.at, a, y - data["offset"], variance, tied)
+            return InformationBatch(edges.starts, edges.at, a, y - data["offset"], variance, tied)
         moments, numbers = self.scheme.tilted(self.loss), (data["offset"], data["noise"], data["y"])
         return LinearBatch(moments, edges.starts, edges.at, a, *numbers, tied)
 

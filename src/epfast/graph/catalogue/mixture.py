@@ -122,7 +122,7 @@ class Mixture(Kind):
         return [loss] if isinstance(loss, str) or not isinstance(loss, Sequence) else loss
 
     def losses(self, K: int, noise: Given = None) -> list[Loss]:
-        """The loss of each of K categories, with noise as :func:`loss_with_noise` has it."""
+        """The loss of each of K categories, with its noise."""
         if len(self.each) not in (1, K):
             raise ValueError(f"loss has {len(self.each)} losses; allowed: one, or {K} of them")
         resolved = [loss_with_noise(loss, noise)[0] for loss in self.each]

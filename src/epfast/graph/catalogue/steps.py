@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from epfast._arrays import Array
-from epfast._core.graph import GraphBatch, TransitionBatch
+from epfast._core.graph import GraphBatch, InformationBatch
 from epfast.graph.factors import (
     Batch,
     Edges,
@@ -45,8 +45,9 @@ class GaussianStep(Kind):
         only_power_1(schedule, not batch.data["variance"].all(), what)
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
-        places = edges.at.reshape(-1, 2)
-        return TransitionBatch(places, batch.data["factor"], batch.data["variance"])
+        factor, variance = batch.data["factor"], batch.data["variance"]
+        a = np.stack([-factor, np.ones(batch.n)], axis=1).ravel()
+        return InformationBatch(edges.starts, edges.at, a, np.zeros(batch.n), variance, tied)
 
     def log_density(self, batch: Batch, theta: Array) -> Array:
         check_spread(batch)
