@@ -6,6 +6,7 @@ import copy
 import logging
 import math
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -35,7 +36,7 @@ from epfast.graph.blocks import (
 from epfast.graph.catalogue.linear import LinearFactor
 from epfast.graph.factors import Batch
 from epfast.graph.limit import FIRST, SLOW, TRIES, Limit
-from epfast.graph.problem import GraphProblem, GraphState, UpdateOrder, legal
+from epfast.graph.problem import GraphProblem, GraphState, legal
 from epfast.graph.sparse_blocks import FormsOnPattern, SparseBlockPrior, naturals
 from epfast.graph.variables import Index, LinearForm, ends
 from epfast.inference import Counts, Sites, Summary, Swept
@@ -151,12 +152,14 @@ class SitesOfFactors(NamedTuple):
 
     def find(self, batch: Batch) -> Index:
         """The places of the factors of a batch. -1: there is none."""
-        width = 1 + max(self.row.max(initial=0), batch.rows.max(initial=0))
-        mine, wanted = self.key * width + self.row, batch.key_of_each * width + batch.rows
-        turn = np.argsort(mine)
-        place = np.searchsorted(mine, wanted, sorter=turn)
-        at = turn[np.minimum(place, len(turn) - 1)]
-        return np.where(mine[at] == wanted, at, -1)
+        keys = 1 + max(self.key.max(initial=0), batch.key_of_each.max(initial=0))
+        rows = np.zeros(keys, dtype=np.intp)
+        for key, row in ((self.key, self.row), (batch.key_of_each, batch.rows)):
+            np.maximum.at(rows, key, row + 1)
+        first = ends(rows)
+        place = np.full(first[-1], -1)
+        place[first[self.key] + self.row] = np.arange(len(self.key))
+        return np.asarray(place[first[batch.key_of_each] + batch.rows])
 
 
 class GraphStart(Protocol):
@@ -170,19 +173,18 @@ class GraphStart(Protocol):
 
 
 def kept_sites(
-    problem: GraphProblem, program: UpdateOrder, start: GraphStart
+    problem: GraphProblem, batches: Sequence[Batch], start: GraphStart
 ) -> tuple[Array, Array]:
-    """Sites and log scales of factors that an earlier posterior has, in the order of the program.
+    """Sites and log scales of the factors of batches, where an earlier posterior has them.
 
     Sites of new factors are flat. If the factors of a batch now share a site, it is the mean of
     their old sites. If they shared a site before, each factor gets that site.
     """
     old, sites, scales = start.by_factor, [], []
-    for batch, rows in zip(problem.model.batches, program.rows, strict=True):
-        taken = batch.select(rows)
-        counts = problem.numbers(taken)
+    for batch in batches:
+        counts = problem.numbers(batch)
         kept, scale = np.zeros(counts.sum()), np.zeros(batch.n)
-        at = old.find(taken) if len(old.key) else np.full(batch.n, -1)
+        at = old.find(batch)
         if (at >= 0).any():
             there = (at >= 0) & (old.counts[at] == counts)
             kept[np.repeat(there, counts)] = old.select(at[there])[1]
@@ -377,7 +379,7 @@ class GraphEngine:
             return fresh._replace(blocks=old.blocks, linear=linear)
         state = state._replace(linear=linear, sweeps=old.sweeps)
         if self.batches:
-            sites, scale = kept_sites(self.problem, self.program, start)
+            sites, scale = kept_sites(self.problem, self.in_order, start)
             # the factor that excluded a category may have been removed
             categories = self.others.of_categories(len(state.beliefs))[self.places[0]]
             sites[categories & (sites < POSSIBLE)] = 0.0
@@ -454,8 +456,7 @@ class GraphEngine:
     def _resumed(self, part: LinearPart, start: GraphStart) -> LinearState:
         """The state of a linear model with its sites in an earlier posterior."""
         alone = self.problem.having((part.batch,))
-        rows = UpdateOrder((np.arange(part.batch.n),), self.program.segments)
-        kept = None if self.problem.tied else kept_sites(alone, rows, start)
+        kept = None if self.problem.tied else kept_sites(alone, (part.batch,), start)
         return part.init(kept, start.state.sweeps)
 
     def _of_blocks(self, state: GraphState, sites: Array) -> Blocks | None:
