@@ -690,6 +690,22 @@ def test_one_step_ahead_is_a_prediction_of_the_past():
     assert total == pytest.approx(1.0, rel=1e-12)
 
 
+def test_one_step_ahead_knows_no_later_games():
+    """Games in the order in which they were given, also if they are of teams of many sizes."""
+    sides = [[["a", "b"], ["c", "d"]], [["a"], ["c"]], [["b"], ["a"], ["d"]], [["a", "c"], ["b"]]]
+    ranks = [[1, 2], [1, 1], [2, 1, 2], [1, 2]]
+    given = {"prior_sd": 1.0, "margin": 0.3, "drift": 0.0}
+    found = rating.fit(teams=sides, ranks=ranks, **given).one_step_ahead()
+    for k in range(1, 4):
+        first = rating.fit(teams=sides[:k], ranks=ranks[:k], **given).one_step_ahead()
+        np.testing.assert_allclose(found[:k], first, rtol=1e-12)
+    at_home = {"winner": list("abc"), "loser": list("bca"), "home": [1, 0, -1]}
+    found = rating.fit(at_home, home="home", prior_sd=1.0).one_step_ahead()
+    pair = {name: part[:2] for name, part in at_home.items()}
+    first = rating.fit(pair, home="home", prior_sd=1.0).one_step_ahead()
+    np.testing.assert_allclose(found[:2], first, rtol=1e-12)
+
+
 def test_predictions():
     data = games(at_home=0.5)
     found = rating.fit(data, time="time", draw="draw", home="home", **SET)

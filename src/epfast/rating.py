@@ -513,10 +513,9 @@ class Ratings:
         """
         league, numbers, _ = self._posterior
         part = fitted(league, numbers, ADF(), 0).parts[0]
-        log_z, found = Graph.of(part.post).one_step_ahead(), np.zeros(league.games.n)
-        for key, rows in part.games:
-            np.add.at(found, league.games.game[rows], log_z[key])
-        return found
+        [(batch, rows)] = part.games
+        log_z = Graph.of(part.post).one_step_ahead()[batch]
+        return np.bincount(league.games.game[rows], log_z).astype(np.float64)
 
     def check(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> Check:
         """How far the ratings are from the exact posterior with these parameters.
