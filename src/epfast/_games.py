@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import numbers
 import warnings
@@ -153,8 +152,9 @@ class Reader:
 
     def games(self, games: GamesGiven) -> Games:
         """Read and check games."""
-        given = ((name, at) for name, at in self.columns.items() if at is not None)
-        columns = {name: column(games, name, at) for name, at in given}
+        columns = {
+            name: column(games, name, at) for name, at in self.columns.items() if at is not None
+        }
         sizes = {name: len(part) for name, part in columns.items()}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"columns have different lengths: {sizes}; allowed: a value per game")
@@ -170,14 +170,13 @@ class Reader:
             raise ValueError(
                 f"game {at} is of {columns['winner'][at]!r} against itself; allowed: two players"
             )
-        draws = plain(columns["draw"]) if "draw" in columns else np.zeros(n, dtype=bool)
-        if draws.dtype.kind not in "biuf" or not np.isin(draws, (0, 1)).all():
+        draw = plain(columns.get("draw", np.zeros(n)))
+        if draw.dtype.kind not in "biuf" or not np.isin(draw, (0, 1)).all():
             raise ValueError("draw holds values other than True and False; allowed: booleans")
-        home = signs("home", columns["home"], (n,)) if "home" in columns else np.zeros(n)
-        two = np.full(n, 2.0)
+        home = signs("home", columns.get("home", 0), (n,))
+        two, none = np.full(n, 2.0), sparse.csr_array((n, 0))
         teams = csr(np.tile([1.0, -1.0], n), pairs.ravel(), np.full(n, 2), len(self.code))
-        none = sparse.csr_array((n, 0))
-        return Games(np.arange(n), times, draws.astype(bool), home, two, two, teams, none)
+        return Games(np.arange(n), times, draw == 1, home, two, two, teams, none)
 
     def _players(self, name: str, values: Column) -> Indices:
         names = values.tolist() if isinstance(values, np.ndarray) else list(values)
@@ -288,21 +287,22 @@ def days(name: str, values: Values) -> Array | None:
     if given.dtype.kind in "biufc":
         return None
     if given.dtype.kind != "M":
-        if isinstance(values, (list, tuple)):
-            given = np.array(values, dtype=object)  # NumPy makes strings of numbers beside strings
-        given = given.astype(str) if given.dtype.kind == "S" else given
-        inside = [isinstance(one, (numbers.Number, np.bool_)) for one in given]
+        # of a list itself, since NumPy makes strings of numbers beside strings
+        entries = several(values if isinstance(values, (list, tuple)) else given) or []
+        inside = [isinstance(one, (numbers.Number, np.bool_)) for one in entries]
         if all(inside):
             return None
-        pairs = zip(given, inside, strict=True)
+        pairs = zip(entries, inside, strict=True)
         if any(_checks.is_missing(one) and not is_number for one, is_number in pairs):
             raise ValueError(f"{name} holds None, NaT or NA; allowed: numbers, or dates")
         if any(inside):
             raise ValueError(f"{name} holds both numbers and dates; allowed: only one of them")
         try:
+            if min(len(str(one)) for one in entries) < YEAR:
+                raise ValueError
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about time zones, which NumPy converts to UTC
-                given = np.concatenate([moment(one) for one in given])
+                given = np.array(entries, dtype="datetime64[us]")
         except (ValueError, TypeError):
             raise ValueError(
                 f"{name} holds values that are neither numbers nor dates; allowed: numbers, "
@@ -314,15 +314,6 @@ def days(name: str, values: Values) -> Array | None:
     if not ((years >= 1) & (years <= 9999)).all():
         raise ValueError(f"{name} holds a date outside the years 1 to 9999; allowed: these years")
     return np.asarray((given.astype("datetime64[us]") - np.datetime64(0, "us")) / DAY)
-
-
-def moment(value: str | datetime.date | np.datetime64) -> AnyArray:
-    """A date of any type, as datetime64, (1,)."""
-    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
-        value = value.astimezone(datetime.UTC).replace(tzinfo=None)
-    if not isinstance(value, (str, datetime.date, np.datetime64)) or len(str(value)) < YEAR:
-        raise TypeError
-    return np.array([value], dtype="datetime64[us]")
 
 
 def column(games: GamesGiven, name: str, at: Values) -> Column:
@@ -341,10 +332,10 @@ def column(games: GamesGiven, name: str, at: Values) -> Column:
             raise ValueError(f"games has no column {at!r} for {name}; allowed: one of {names}")
         at = games[at]
     values = at.to_numpy() if hasattr(at, "to_numpy") else at
-    if isinstance(values, Iterable) and not isinstance(values, (list, tuple, np.ndarray)):
-        values = list(values)
-    values = values if isinstance(values, (list, tuple)) else np.asarray(values)
-    if isinstance(values, np.ndarray) and values.ndim != 1 and name not in TEAMS[:3]:
+    if isinstance(values, Iterable) and not isinstance(values, np.ndarray):
+        return list(values)
+    values = np.asarray(values)
+    if values.ndim != 1 and name not in TEAMS[:3]:
         raise ValueError(f"{name} has shape {values.shape}; allowed: a value per game, (n,)")
     return values
 
