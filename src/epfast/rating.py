@@ -303,7 +303,7 @@ class Ratings:
         level = report.checked_level(level)
         mean, variance = (part[self._last] for part in self._moments)
         low, high = report.interval(mean, variance, level).T
-        percent = [f"{100 * share:g}%" for share in (0.5 * (1.0 - level), 0.5 * (1.0 + level))]
+        percent = [f"{100 * share:g}%" for share in report.ends_of(level)]
         order = np.argsort(-mean, kind="stable")
         names = np.empty(len(self.players), dtype=object)
         names[:] = self.players
@@ -356,35 +356,32 @@ class Ratings:
 
         row, names, weight: of each rating. time, home: of each sum. time is as the user gave it.
         """
+        league, usual = self._league, (self._posterior.numbers.prior_mean, self.prior_sd)
         try:
             number = np.array([self._reader.code.get(who, -1) for who in names], dtype=np.intp)
         except TypeError:
             raise TypeError("a player cannot be hashed; allowed: names") from None
-        known = number >= 0
-        usual = (self._posterior.numbers.prior_mean, self.prior_sd)
-        prior = np.zeros((len(names), 2))
-        for k in np.flatnonzero(~known):
-            prior[k] = self._priors.get(names[k], usual)
-        at, own = self._last[number], prior[:, 1] ** 2
+        known, at = number >= 0, self._last[number]
+        others = zip(names, known, strict=True)  # of those with games the beliefs are below
+        prior = [(0.0, 0.0) if old else self._priors.get(who, usual) for who, old in others]
+        mean, sd = np.reshape(prior, (-1, 2)).T
+        variance = sd**2
         if time is not None:
             if "time" not in self._reader.given:
                 raise ValueError("time is given, but the games had no times; allowed: None")
-            reader = Reader(self._reader.columns, {}, self._reader.dated)
-            when = reader.times("time", [time] if several(time) is None else time)
+            when = self._reader.times("time", [time] if several(time) is None else time)
             if len(when) not in (1, n):
                 raise ValueError(f"time has {len(when)} values; allowed: 1 or {n}")
             when = np.broadcast_to(when, (n,))[row]
-            at = np.where(known, self._league.find(number, when), 0)
-            gap = 0.0 if self._league.still else np.abs(when - self._league.time[at])
-            own = np.where(known, self.drift * gap, own)
-        cells = np.where(known, weight, 0.0), (row, at)
-        sums = sparse.csr_array(cells, shape=(n, self._league.X.shape[1]))
+            at = np.where(known, league.find(number, when), 0)
+            gap = 0.0 if league.still else np.abs(when - league.time[at])
+            variance = np.where(known, self.drift * gap, variance)
+        sums = sparse.csr_array((np.where(known, weight, 0.0), (row, at)), (n, league.X.shape[1]))
         if home is not None and home.any():
-            at_home = home, (np.arange(n), np.full(n, self._league.edge))
+            at_home = home, (np.arange(n), np.full(n, league.edge))
             sums = sums + sparse.csr_array(at_home, shape=sums.shape)
-        mean, variance = np.zeros((2, n))
-        np.add.at(mean, row, weight * prior[:, 0])
-        np.add.at(variance, row, weight**2 * own)
+        terms = weight * mean, weight**2 * variance
+        mean, variance = (np.bincount(row, part, n).astype(np.float64) for part in terms)
         for part in self._posterior.parts if n else ():
             more, spread = part.latent(sums)
             mean, variance = mean + more, variance + spread
@@ -446,10 +443,10 @@ class Ratings:
         if self._league.edge is None and ground.any():
             raise ValueError("home is given, but the games had no home; allowed: 0")
         ground = np.broadcast_to(ground, (n,))
-        counts = [(len(one), len(two)) for one, two in zip(first, second, strict=True)]
-        size = np.array(counts, dtype=np.intp).reshape(n, 2)
+        teams = [team for pair in zip(first, second, strict=True) for team in pair]
+        size = np.array([len(team) for team in teams], dtype=np.intp).reshape(n, 2)
         weight = np.repeat(np.tile([1.0, -1.0], n), size.ravel())
-        names = [who for pair in zip(first, second, strict=True) for team in pair for who in team]
+        names = [who for team in teams for who in team]
         row = np.repeat(np.arange(n), size.sum(axis=1))
         mean, variance = self._latent(n, row, names, weight, time, ground)
         sd = np.sqrt(variance + size.sum(axis=1))
@@ -533,7 +530,8 @@ class Ratings:
         Returns
         -------
         Check
-            Its arrays have an entry for each rating, and one for the home advantage.
+            Its arrays have an entry for each rating, by player and time, then one for the home
+            advantage, and k - 1 for each game of k > 2 teams, see the notes of :func:`fit`.
 
         Raises
         ------
