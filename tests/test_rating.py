@@ -760,9 +760,8 @@ def test_slopes_are_those_of_the_log_evidence(limit):
     """Products and joint Gaussians: of each parameter, against differences of fits."""
     data = games(players=8, n=60)
     columns = {name: data[name] for name in ("winner", "loser", "time", "draw")}
-    reader = _games.Reader(columns, {}, None)
-    own = {"3": (0.5, 0.7)}
-    found = _league.league_of(reader.games(None), reader, own, False)
+    reader = _games.Reader(columns, {"3": (0.5, 0.7)})
+    found = _league.league_of(reader.games(None), reader, None)
     fixed, starts = {"prior_mean": 0.2}, {"prior_sd": 0.1, "drift": -4.0, "margin": -1.0}
     target = _league.LeagueTarget(found, fixed, starts)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import numbers
 import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, NamedTuple, Union
 
 import numpy as np
@@ -26,6 +28,8 @@ Values = Union[ArrayLike, Sequence[Player], "Series"]
 GamesGiven = Union[Mapping[str, Values], AnyArray, "DataFrame", None]
 #: values of games, a value per game
 Column = Sequence[Player] | AnyArray
+#: 1 in units of the noise of a game of two players
+ALONE = math.sqrt(0.5)
 DAY = np.timedelta64(86_400_000_000, "us")
 #: digits of the year of a date. Shorter strings are no dates
 YEAR = 4
@@ -35,7 +39,10 @@ TEAMS = ("teams", "ranks", "weights", "time")
 
 
 class Games(NamedTuple):
-    """Games in the order in which they were given. A row compares two teams of adjacent ranks."""
+    """Games in the order in which they were given. A row compares two teams of adjacent ranks.
+
+    The unit of a row is the sd of the noise that no other row shares.
+    """
 
     #: (r,), game of each row, sorted
     game: Indices
@@ -43,12 +50,10 @@ class Games(NamedTuple):
     time: Array
     #: (r,)
     draw: NDArray[np.bool_]
-    #: (r,): 1 where the winner is at home, -1 where the loser is
+    #: (r,), positive where the winner is at home, negative where the loser is
     home: Array
-    #: (r,), variance of the noise that no other row shares
-    noise: Array
-    #: (r,), number of players of the two teams
-    size: Array
+    #: (r,), what the margin is multiplied by
+    scale: Array
     #: CSR (r, players): weights of the better team, minus those of the other team
     teams: sparse.csr_array
     #: CSR (r, m): coefficients of standard normal variables that the rows of a game share
@@ -67,7 +72,7 @@ class Games(NamedTuple):
 
     def joined(self, more: Games) -> Games:
         """These games, followed by more."""
-        pairs = zip(self[:6], (more.game + self.n, *more[1:6]), strict=True)
+        pairs = zip(self[:5], (more.game + self.n, *more[1:5]), strict=True)
         teams = self.teams.copy()
         teams.resize(teams.shape[0], more.teams.shape[1])
         teams = sparse.vstack([teams, more.teams], format="csr")
@@ -125,13 +130,16 @@ def signs(name: str, values: Values, shape: tuple[int, ...]) -> Array:
 class Reader:
     """Reads games. It knows the number of each player.
 
-    columns: by name, as the user gives them. dated: whether times are dates. None: not known yet.
+    columns: by name, as the user gives them. priors: means and sds of single players.
     """
 
     def __init__(
-        self, columns: dict[str, Values | None], code: dict[Player, int], dated: bool | None
+        self, columns: dict[str, Values | None], priors: dict[Player, tuple[float, float]]
     ) -> None:
-        self.columns, self.code, self.dated = columns, code, dated
+        self.columns, self.priors = columns, priors
+        self.code: dict[Player, int] = {}
+        #: whether times are dates. None: it is not known yet
+        self.dated: bool | None = None
 
     @property
     def given(self) -> set[str]:
@@ -144,11 +152,10 @@ class Reader:
 
     def by_name(self) -> Reader:
         """A copy for more games. Columns that were given as arrays have the names of arguments."""
-        names: dict[str, Values | None] = {
-            name: at if at is None or isinstance(at, str) else name
-            for name, at in self.columns.items()
-        }
-        return Reader(names, dict(self.code), self.dated)
+        new, given = copy(self), self.columns.items()
+        new.columns = {k: k if not isinstance(at, str | None) else at for k, at in given}
+        new.code = dict(self.code)
+        return new
 
     def games(self, games: GamesGiven) -> Games:
         """Read and check games."""
@@ -173,10 +180,10 @@ class Reader:
         draw = plain(columns.get("draw", np.zeros(n)))
         if draw.dtype.kind not in "biuf" or not np.isin(draw, (0, 1)).all():
             raise ValueError("draw holds values other than True and False; allowed: booleans")
-        home = signs("home", columns.get("home", 0), (n,))
-        two, none = np.full(n, 2.0), sparse.csr_array((n, 0))
-        teams = csr(np.tile([1.0, -1.0], n), pairs.ravel(), np.full(n, 2), len(self.code))
-        return Games(np.arange(n), times, draw == 1, home, two, two, teams, none)
+        home = signs("home", columns.get("home", 0), (n,)) * ALONE
+        signed, none = np.tile([ALONE, -ALONE], n), sparse.csr_array((n, 0))
+        teams = csr(signed, pairs.ravel(), np.full(n, 2), len(self.code))
+        return Games(np.arange(n), times, draw == 1, home, np.full(n, ALONE), teams, none)
 
     def _players(self, name: str, values: Column) -> Indices:
         names = values.tolist() if isinstance(values, np.ndarray) else list(values)
@@ -211,17 +218,17 @@ class Reader:
             if "weights" in columns:
                 shares = weights_of(g, columns["weights"][g], who)
             order = np.argsort(ranks, kind="stable")
-            own, common = shares_of_noise(np.array([shares[k] @ shares[k] for k in order]))
-            shared.append(common)
-            for k, (a, b) in enumerate(itertools.pairwise(order)):
-                rows.append((g, bool(ranks[a] == ranks[b]), own[k], len(who[a]) + len(who[b])))
+            sd, common = shares_of_noise(np.array([shares[k] @ shares[k] for k in order]))
+            shared.append(common / sd)
+            for a, b in itertools.pairwise(order):
+                n = len(who[a]) + len(who[b])
+                rows.append((g, bool(ranks[a] == ranks[b]), math.sqrt(0.5 * n) / sd, n))
                 players += [who[a], who[b]]
-                entries += [shares[a], -shares[b]]
-        game, draw, noise, size = (np.array(part) for part in zip(*rows, strict=True))
+                entries += [shares[a] / sd, -shares[b] / sd]
+        game, draw, scale, size = (np.array(part) for part in zip(*rows, strict=True))
         teams = csr(np.concatenate(entries), np.concatenate(players), size, len(self.code))
         common = sparse.block_diag(shared, format="csr")
-        none = np.zeros(len(game))
-        return Games(game, times[game], draw, none, noise, size * 1.0, teams, common)
+        return Games(game, times[game], draw, np.zeros(len(game)), scale, teams, common)
 
     def times(self, name: str, values: Values) -> Array:
         """Times as numbers. Dates become days."""
@@ -263,20 +270,19 @@ def weights_of(game: int, values: Player, who: list[Indices]) -> list[Array]:
     return weights
 
 
-def shares_of_noise(spread: Array) -> tuple[Array, Array]:
+def shares_of_noise(spread: Array) -> tuple[float, Array]:
     """The noise of differences of adjacent performances, which have these variances.
 
-    Adjacent differences have a performance in common. Their covariance is D + L L', exactly.
-    Returns the diagonal of D, (k,), the variance that each difference has alone, and L, (k, k),
-    coefficients of shared variables. A single difference has an L of shape (1, 0).
+    Adjacent differences have a performance in common. Their covariance is sd^2 I + L L', exactly.
+    Returns sd, of the noise that each difference has alone, and L, (k, k), coefficients of shared
+    variables. A single difference has an L of shape (1, 0).
     """
     if len(spread) == 2:
-        return np.array([spread.sum()]), np.zeros((1, 0))
+        return math.sqrt(spread.sum()), np.zeros((1, 0))
     inner = spread[1:-1]
     whole = np.diag(spread[:-1] + spread[1:]) - np.diag(inner, 1) - np.diag(inner, -1)
     own = 0.5 * float(linalg.eigvalsh(whole)[0])
-    common = linalg.cholesky(whole - own * np.eye(len(whole)), lower=True)
-    return np.full(len(whole), own), common
+    return math.sqrt(own), linalg.cholesky(whole - own * np.eye(len(whole)), lower=True)
 
 
 def days(name: str, values: Values) -> Array | None:

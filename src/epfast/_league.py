@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse, special
 
 from epfast._arrays import Array, Indices, row_chunks
-from epfast._games import Games, Player, Reader
+from epfast._games import Games, Reader
 from epfast.graph import Between, Graph, Walk
 from epfast.graph.posterior import GraphPosterior
 from epfast.graph.variables import Block, Variables
@@ -62,10 +61,8 @@ class League(NamedTuple):
     times: Array
     #: (S,), T times the player plus the place of the time, sorted
     keys: Indices
-    #: CSR (r, V), a form for each row of the games, in units of the sd of its noise
+    #: CSR (r, V), a form for each row of the games, in its unit
     X: sparse.csr_array
-    #: (r,), what the margin is multiplied by in these units
-    wide: Array
     #: (V,), the player of each variable. -1: it is no rating
     player: Indices
     #: (V,), time since the previous rating of the player, which is the previous variable. 0: none
@@ -99,16 +96,15 @@ class League(NamedTuple):
         return mean, np.where(self.gap > 0.0, step, variance)
 
     def ends(self, numbers: Parameters, rows: Indices) -> Array:
-        """Bounds of the difference of performances in each of some rows, (n, 2), in its units."""
-        margin, draw = numbers.margin * self.wide[rows], self.games.draw[rows]
+        """Bounds of the difference of performances in each of some rows, (n, 2)."""
+        margin, draw = numbers.margin * self.games.scale[rows], self.games.draw[rows]
         return np.stack([np.where(draw, -margin, margin), np.where(draw, margin, np.inf)], axis=1)
 
 
-def league_of(
-    games: Games, reader: Reader, own: Mapping[Player, tuple[float, float]], still: bool
-) -> League:
-    """The variables and forms of games. own: prior means and sds of single players."""
-    n, teams, sd = len(games.game), games.teams, np.sqrt(games.noise)
+def league_of(games: Games, reader: Reader, drift: float | None) -> League:
+    """The variables and forms of games. drift: None if it is not known, and above 0."""
+    n, teams = len(games.game), games.teams
+    still = drift == 0.0 or not np.ptp(games.time)
     times, when = np.unique(np.zeros(n) if still else games.time, return_inverse=True)
     keys = teams.indices * len(times) + np.repeat(when.ravel(), np.diff(teams.indptr))
     keys, state = np.unique(keys, return_inverse=True)
@@ -116,15 +112,13 @@ def league_of(
     edge = len(keys) if "home" in reader.given else None
     parts += [] if edge is None else [sparse.csr_array(games.home[:, None])]
     X = sparse.csr_array(sparse.hstack([*parts, games.shared], format="csr"))
-    X.data /= np.repeat(sd, np.diff(X.indptr))
     X.eliminate_zeros()
     X.sort_indices()
     player, gap = np.full(X.shape[1], -1), np.zeros(X.shape[1])
     player[: len(keys)] = keys // len(times)
     gap[1 : len(keys)] = np.diff(times[keys % len(times)]) * (np.diff(keys // len(times)) == 0)
-    given = np.array([own.get(who, (np.nan, np.nan)) for who in reader.code])
-    wide = np.sqrt(0.5 * games.size) / sd
-    return League(games, times, keys, X, wide, player, gap, edge, given, still)
+    own = np.array([reader.priors.get(who, (np.nan, np.nan)) for who in reader.code])
+    return League(games, times, keys, X, player, gap, edge, own, still)
 
 
 # ---- beliefs ----
@@ -178,18 +172,20 @@ class LeaguePosterior(NamedTuple):
 
     league: League
     numbers: Parameters
+    #: of all fits. None: the default ones
+    schedule: Schedule | None
     parts: list[Part]
 
     @property
     def log_evidence(self) -> float:
         return float(sum(part.post.log_evidence for part in self.parts))
 
-    def grown(self, league: League, schedule: Schedule | None) -> LeaguePosterior | None:
+    def grown(self, league: League) -> LeaguePosterior | None:
         """The beliefs after more games, of players of one part. None: of others.
 
         league: with these games last.
         """
-        old, n = self.league, len(self.league.keys)
+        (old, numbers, schedule, _), n = self, len(self.league.keys)
         if league.still != old.still or (schedule is not None and schedule.stores != "factor"):
             return None
         moved = np.arange(old.X.shape[1]) + len(league.keys) - n
@@ -204,9 +200,8 @@ class LeaguePosterior(NamedTuple):
         if others or (parts[k].joint and new.any()):
             return None
         columns = np.flatnonzero((part_of == k) | new)
-        joint = parts[k].joint
-        parts[k] = fitted_part(league, self.numbers, schedule, columns, rows, joint, parts[k])
-        return LeaguePosterior(league, self.numbers, parts)
+        parts[k] = fitted_part(league, numbers, schedule, columns, rows, parts[k].joint, parts[k])
+        return self._replace(league=league, parts=parts)
 
 
 def fitted(
@@ -214,7 +209,7 @@ def fitted(
 ) -> LeaguePosterior:
     """The beliefs after all games. Components of up to ``limit`` variables are joint Gaussians."""
     parts = [fitted_part(league, numbers, schedule, *one) for one in split(league, limit)]
-    return LeaguePosterior(league, numbers, parts)
+    return LeaguePosterior(league, numbers, schedule, parts)
 
 
 def split(league: League, limit: int) -> list[tuple[Indices, Indices, bool]]:
@@ -308,12 +303,7 @@ def product_of(
 # ---- the search of parameters ----
 
 
-def chosen(
-    games: Games,
-    reader: Reader,
-    own: Mapping[Player, tuple[float, float]],
-    given: dict[str, float | None],
-) -> Parameters:
+def chosen(games: Games, reader: Reader, given: dict[str, float | None]) -> Parameters:
     """The given parameters, and others at the mode of evidence times priors, see ``rating.fit``."""
     recent = games.latest(CHOOSING)
     span = float(np.ptp(recent.time))
@@ -323,13 +313,13 @@ def chosen(
         "drift": math.log(SPAN / span) if span else -math.inf,
         "margin": math.log(math.sqrt(2.0) * special.ndtri(0.5 * (1.0 + share))),
     }
-    none = {"drift": None if span else 0.0, "margin": None if reader.may_draw else 0.0}
-    values = {name: none.get(name) if value is None else value for name, value in given.items()}
-    starts = {name: start for name, start in starts.items() if values[name] is None}
-    fixed = {name: value for name, value in values.items() if value is not None}
+    fixed = {} if span else {"drift": 0.0}
+    fixed |= {} if reader.may_draw else {"margin": 0.0}
+    fixed |= {name: value for name, value in given.items() if value is not None}
+    starts = {name: start for name, start in starts.items() if name not in fixed}
     if not starts:
         return Parameters(**fixed)
-    target = LeagueTarget(league_of(recent, reader, own, fixed.get("drift") == 0.0), fixed, starts)
+    target = LeagueTarget(league_of(recent, reader, fixed.get("drift")), fixed, starts)
     return target.numbers_at(target.modes()[0].u)
 
 
@@ -390,7 +380,7 @@ def slopes_of(whole: LeaguePosterior, part: Part) -> dict[str, Array]:
     At a fixed point of EP sites count as constant, and the slopes are those of the integrals of
     priors, steps and games over their cavities.
     """
-    (league, numbers, _), columns, sites_of = whole, part.columns, part.post.by_batch
+    (league, numbers, *_), columns, sites_of = whole, part.columns, part.post.by_batch
     belief, (prior, step) = part.post[part.variables], league.prior(numbers)
     first = (league.gap == 0.0) & (league.player >= 0) & np.isnan(league.own[league.player, 1])
     squares = ((belief.mean - prior[columns]) ** 2 + belief.variance)[first[columns]]

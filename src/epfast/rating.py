@@ -189,7 +189,7 @@ def fit(
         raise ValueError(
             "teams is given with winner, loser, draw or home; allowed: with ranks or weights"
         )
-    reader = Reader(columns, {}, None)
+    reader = Reader(columns, checked_priors(priors))
     played = reader.games(games)
     given = {"prior_sd": prior_sd, "drift": drift, "margin": margin}
     for name, value in given.items():
@@ -199,10 +199,9 @@ def fit(
     if margin == 0.0 and played.draw.any():
         raise ValueError(f"margin is 0 and {played.draw.sum()} games are drawn; allowed: above 0")
     given["prior_mean"] = _checks.number("prior_mean", prior_mean)
-    own = checked_priors(priors)
-    numbers = chosen(played, reader, own, given)
-    league = league_of(played, reader, own, numbers.drift == 0.0 or not np.ptp(played.time))
-    ratings = Ratings(reader, own, schedule, fitted(league, numbers, schedule, EXACT))
+    numbers = chosen(played, reader, given)
+    league = league_of(played, reader, numbers.drift)
+    ratings = Ratings(reader, fitted(league, numbers, schedule, EXACT))
     few = np.count_nonzero(~ratings.joint)
     if 0 < few <= FEW:
         parts = ratings._posterior.parts
@@ -231,15 +230,8 @@ class Ratings:
         Sweeps of the longest fit of a component.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        priors: dict[Player, tuple[float, float]],
-        schedule: Schedule | None,
-        posterior: LeaguePosterior,
-    ) -> None:
-        self._reader, self._priors, self._schedule = reader, priors, schedule
-        self._posterior, self._league = posterior, posterior.league
+    def __init__(self, reader: Reader, posterior: LeaguePosterior) -> None:
+        self._reader, self._posterior, self._league = reader, posterior, posterior.league
         self.players = list(reader.code)
         _, self.prior_sd, self.drift, self.margin = posterior.numbers
         posts = [part.post for part in posterior.parts]
@@ -363,7 +355,7 @@ class Ratings:
             raise TypeError("a player cannot be hashed; allowed: names") from None
         known, at = number >= 0, self._last[number]
         others = zip(names, known, strict=True)  # of those with games the beliefs are below
-        prior = [(0.0, 0.0) if old else self._priors.get(who, usual) for who, old in others]
+        prior = [(0.0, 0.0) if old else self._reader.priors.get(who, usual) for who, old in others]
         mean, sd = np.reshape(prior, (-1, 2)).T
         variance = sd**2
         if time is not None:
@@ -493,13 +485,10 @@ class Ratings:
             raise ValueError(
                 f"{more.draw.sum()} games are drawn, and margin is 0; allowed: games without draws"
             )
-        whole = self._league.games.joined(more)
-        still = self.drift == 0.0 or not np.ptp(whole.time)
-        league = league_of(whole, reader, self._priors, still)
-        posterior = self._posterior.grown(league, self._schedule)
-        if posterior is None:
-            posterior = fitted(league, self._posterior.numbers, self._schedule, EXACT)
-        return Ratings(reader, self._priors, self._schedule, posterior)
+        league = league_of(self._league.games.joined(more), reader, self.drift)
+        numbers, schedule = self._posterior.numbers, self._posterior.schedule
+        posterior = self._posterior.grown(league)
+        return Ratings(reader, posterior or fitted(league, numbers, schedule, EXACT))
 
     def one_step_ahead(self) -> Array:
         """Log probability of the result of each game given the games before it, (n,).
@@ -508,8 +497,8 @@ class Ratings:
         which they were given. It ignores correlations. The parameters are those of these ratings,
         and may have been chosen from the same games.
         """
-        league, numbers, _ = self._posterior
-        part = fitted(league, numbers, ADF(), 0).parts[0]
+        league, numbers, *_ = self._posterior
+        [part] = fitted(league, numbers, ADF(), 0).parts
         [(batch, rows)] = part.games
         log_z = Graph.of(part.post).one_step_ahead()[batch]
         return np.bincount(league.games.game[rows], log_z).astype(np.float64)
