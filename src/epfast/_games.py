@@ -65,6 +65,8 @@ class Games(NamedTuple):
 
     def latest(self, n: int) -> Games:
         """The n latest games."""
+        if self.n <= n:
+            return self
         first = np.flatnonzero(np.diff(self.game, prepend=-1))
         which = np.argsort(self.time[first], kind="stable")[-n:]
         rows = np.flatnonzero(np.isin(self.game, which))

@@ -111,7 +111,8 @@ def league_of(games: Games, reader: Reader, drift: float | None) -> League:
     parts = [sparse.csr_array((teams.data, state.ravel(), teams.indptr), shape=(n, len(keys)))]
     edge = len(keys) if "home" in reader.given else None
     parts += [] if edge is None else [sparse.csr_array(games.home[:, None])]
-    X = sparse.csr_array(sparse.hstack([*parts, games.shared], format="csr"))
+    parts += [games.shared] if games.shared.shape[1] else []
+    X = sparse.csr_array(sparse.hstack(parts, format="csr")) if parts[1:] else parts[0].copy()
     X.eliminate_zeros()
     X.sort_indices()
     player, gap = np.full(X.shape[1], -1), np.zeros(X.shape[1])
@@ -264,13 +265,12 @@ def block_of(
     """The block of variables. old: an earlier fit of the same ones, whose graph it is."""
     if old is not None and isinstance(old.variables, Block):
         return old.variables
-    (mean, variance), n = (part[columns] for part in league.prior(numbers)), len(columns)
+    mean, variance = (part[columns] for part in league.prior(numbers))
     later = np.flatnonzero(league.gap[columns])
-    A = np.eye(n)  # of the differences that are independent
-    A[later, later - 1] = -1.0
-    A = sparse.csr_array(A)
-    precision = (A.T @ sparse.diags_array(1.0 / variance) @ A).toarray()
-    return graph.block(n, precision=precision, mean=mean)
+    precision, weight = np.diag(1.0 / variance), 1.0 / variance[later]
+    precision[later - 1, later - 1] += weight
+    precision[later - 1, later] = precision[later, later - 1] = -weight
+    return graph.block(len(columns), precision=precision, mean=mean)
 
 
 def product_of(
