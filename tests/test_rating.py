@@ -706,6 +706,19 @@ def test_one_step_ahead_knows_no_later_games():
     np.testing.assert_allclose(found[:2], first, rtol=1e-12)
 
 
+def test_a_check_is_of_all_variables():
+    """Ratings by player and time, the home advantage, and the noise of games of three teams."""
+    found = rating.fit(games(n=30, players=4), time="time", home="home", prior_sd=1.0, drift=0.1)
+    ratings = [found.history(player) for player in found.players]
+    mean, sd = found.home_advantage
+    check = found.check(200)
+    assert len(check.mean) == sum(len(part.time) for part in ratings) + 1
+    np.testing.assert_allclose(check.mean[:-1], np.concatenate([x.mean for x in ratings]), atol=0.3)
+    assert abs(check.mean[-1] - mean) < 0.5 * sd
+    teams = [[["a"], ["b"], ["c"]], [["b", "c"], ["a"]]]
+    assert len(rating.fit(teams=teams, prior_sd=1.0).check(200).mean) == 3 + 2
+
+
 def test_predictions():
     data = games(at_home=0.5)
     found = rating.fit(data, time="time", draw="draw", home="home", **SET)

@@ -117,7 +117,8 @@ def league_of(games: Games, reader: Reader, drift: float | None) -> League:
     X.sort_indices()
     player, gap = np.full(X.shape[1], -1), np.zeros(X.shape[1])
     player[: len(keys)] = keys // len(times)
-    gap[1 : len(keys)] = np.diff(times[keys % len(times)]) * (np.diff(keys // len(times)) == 0)
+    same = np.diff(keys // len(times)) == 0
+    gap[1 : len(keys)] = np.where(same, np.diff(times[keys % len(times)]), 0.0)
     own = np.array([reader.priors.get(who, (np.nan, np.nan)) for who in reader.code])
     return League(games, times, keys, X, player, gap, edge, own, still)
 
