@@ -690,6 +690,35 @@ def test_one_step_ahead_is_a_prediction_of_the_past():
     assert total == pytest.approx(1.0, rel=1e-12)
 
 
+def test_one_step_ahead_knows_no_later_games():
+    """Games in the order in which they were given, also if they are of teams of many sizes."""
+    sides = [[["a", "b"], ["c", "d"]], [["a"], ["c"]], [["b"], ["a"], ["d"]], [["a", "c"], ["b"]]]
+    ranks = [[1, 2], [1, 1], [2, 1, 2], [1, 2]]
+    given = {"prior_sd": 1.0, "margin": 0.3, "drift": 0.0}
+    found = rating.fit(teams=sides, ranks=ranks, **given).one_step_ahead()
+    for k in range(1, 4):
+        first = rating.fit(teams=sides[:k], ranks=ranks[:k], **given).one_step_ahead()
+        np.testing.assert_allclose(found[:k], first, rtol=1e-12)
+    at_home = {"winner": list("abc"), "loser": list("bca"), "home": [1, 0, -1]}
+    found = rating.fit(at_home, home="home", prior_sd=1.0).one_step_ahead()
+    pair = {name: part[:2] for name, part in at_home.items()}
+    first = rating.fit(pair, home="home", prior_sd=1.0).one_step_ahead()
+    np.testing.assert_allclose(found[:2], first, rtol=1e-12)
+
+
+def test_a_check_is_of_all_variables():
+    """Ratings by player and time, the home advantage, and the noise of games of three teams."""
+    found = rating.fit(games(n=30, players=4), time="time", home="home", prior_sd=1.0, drift=0.1)
+    ratings = [found.history(player) for player in found.players]
+    mean, sd = found.home_advantage
+    check = found.check(200)
+    assert len(check.mean) == sum(len(part.time) for part in ratings) + 1
+    np.testing.assert_allclose(check.mean[:-1], np.concatenate([x.mean for x in ratings]), atol=0.3)
+    assert abs(check.mean[-1] - mean) < 0.5 * sd
+    teams = [[["a"], ["b"], ["c"]], [["b", "c"], ["a"]]]
+    assert len(rating.fit(teams=teams, prior_sd=1.0).check(200).mean) == 3 + 2
+
+
 def test_predictions():
     data = games(at_home=0.5)
     found = rating.fit(data, time="time", draw="draw", home="home", **SET)
@@ -744,9 +773,8 @@ def test_slopes_are_those_of_the_log_evidence(limit):
     """Products and joint Gaussians: of each parameter, against differences of fits."""
     data = games(players=8, n=60)
     columns = {name: data[name] for name in ("winner", "loser", "time", "draw")}
-    reader = _games.Reader(columns, {}, None)
-    own = {"3": (0.5, 0.7)}
-    found = _league.league_of(reader.games(None), reader, own, False)
+    reader = _games.Reader(columns, {"3": (0.5, 0.7)})
+    found = _league.league_of(reader.games(None), reader, None)
     fixed, starts = {"prior_mean": 0.2}, {"prior_sd": 0.1, "drift": -4.0, "margin": -1.0}
     target = _league.LeagueTarget(found, fixed, starts)
 

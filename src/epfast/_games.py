@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 import itertools
+import math
 import numbers
 import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, NamedTuple, Union
 
 import numpy as np
@@ -27,6 +28,8 @@ Values = Union[ArrayLike, Sequence[Player], "Series"]
 GamesGiven = Union[Mapping[str, Values], AnyArray, "DataFrame", None]
 #: values of games, a value per game
 Column = Sequence[Player] | AnyArray
+#: 1 in units of the noise of a game of two players
+ALONE = math.sqrt(0.5)
 DAY = np.timedelta64(86_400_000_000, "us")
 #: digits of the year of a date. Shorter strings are no dates
 YEAR = 4
@@ -36,7 +39,10 @@ TEAMS = ("teams", "ranks", "weights", "time")
 
 
 class Games(NamedTuple):
-    """Games in the order in which they were given. A row compares two teams of adjacent ranks."""
+    """Games in the order in which they were given. A row compares two teams of adjacent ranks.
+
+    The unit of a row is the sd of the noise that no other row shares.
+    """
 
     #: (r,), game of each row, sorted
     game: Indices
@@ -44,12 +50,10 @@ class Games(NamedTuple):
     time: Array
     #: (r,)
     draw: NDArray[np.bool_]
-    #: (r,): 1 where the winner is at home, -1 where the loser is
+    #: (r,), positive where the winner is at home, negative where the loser is
     home: Array
-    #: (r,), variance of the noise that no other row shares
-    noise: Array
-    #: (r,), number of players of the two teams
-    size: Array
+    #: (r,), what the margin is multiplied by
+    scale: Array
     #: CSR (r, players): weights of the better team, minus those of the other team
     teams: sparse.csr_array
     #: CSR (r, m): coefficients of standard normal variables that the rows of a game share
@@ -61,6 +65,8 @@ class Games(NamedTuple):
 
     def latest(self, n: int) -> Games:
         """The n latest games."""
+        if self.n <= n:
+            return self
         first = np.flatnonzero(np.diff(self.game, prepend=-1))
         which = np.argsort(self.time[first], kind="stable")[-n:]
         rows = np.flatnonzero(np.isin(self.game, which))
@@ -68,7 +74,7 @@ class Games(NamedTuple):
 
     def joined(self, more: Games) -> Games:
         """These games, followed by more."""
-        pairs = zip(self[:6], (more.game + self.n, *more[1:6]), strict=True)
+        pairs = zip(self[:5], (more.game + self.n, *more[1:5]), strict=True)
         teams = self.teams.copy()
         teams.resize(teams.shape[0], more.teams.shape[1])
         teams = sparse.vstack([teams, more.teams], format="csr")
@@ -126,13 +132,16 @@ def signs(name: str, values: Values, shape: tuple[int, ...]) -> Array:
 class Reader:
     """Reads games. It knows the number of each player.
 
-    columns: by name, as the user gives them. dated: whether times are dates. None: not known yet.
+    columns: by name, as the user gives them. priors: means and sds of single players.
     """
 
     def __init__(
-        self, columns: dict[str, Values | None], code: dict[Player, int], dated: bool | None
+        self, columns: dict[str, Values | None], priors: dict[Player, tuple[float, float]]
     ) -> None:
-        self.columns, self.code, self.dated = columns, code, dated
+        self.columns, self.priors = columns, priors
+        self.code: dict[Player, int] = {}
+        #: whether times are dates. None: it is not known yet
+        self.dated: bool | None = None
 
     @property
     def given(self) -> set[str]:
@@ -145,16 +154,16 @@ class Reader:
 
     def by_name(self) -> Reader:
         """A copy for more games. Columns that were given as arrays have the names of arguments."""
-        names: dict[str, Values | None] = {
-            name: at if at is None or isinstance(at, str) else name
-            for name, at in self.columns.items()
-        }
-        return Reader(names, dict(self.code), self.dated)
+        new, given = copy(self), self.columns.items()
+        new.columns = {k: k if not isinstance(at, str | None) else at for k, at in given}
+        new.code = dict(self.code)
+        return new
 
     def games(self, games: GamesGiven) -> Games:
         """Read and check games."""
-        given = ((name, at) for name, at in self.columns.items() if at is not None)
-        columns = {name: column(games, name, at) for name, at in given}
+        columns = {
+            name: column(games, name, at) for name, at in self.columns.items() if at is not None
+        }
         sizes = {name: len(part) for name, part in columns.items()}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"columns have different lengths: {sizes}; allowed: a value per game")
@@ -170,14 +179,13 @@ class Reader:
             raise ValueError(
                 f"game {at} is of {columns['winner'][at]!r} against itself; allowed: two players"
             )
-        draws = plain(columns["draw"]) if "draw" in columns else np.zeros(n, dtype=bool)
-        if draws.dtype.kind not in "biuf" or not np.isin(draws, (0, 1)).all():
+        draw = plain(columns.get("draw", np.zeros(n)))
+        if draw.dtype.kind not in "biuf" or not np.isin(draw, (0, 1)).all():
             raise ValueError("draw holds values other than True and False; allowed: booleans")
-        home = signs("home", columns["home"], (n,)) if "home" in columns else np.zeros(n)
-        two = np.full(n, 2.0)
-        teams = csr(np.tile([1.0, -1.0], n), pairs.ravel(), np.full(n, 2), len(self.code))
-        none = sparse.csr_array((n, 0))
-        return Games(np.arange(n), times, draws.astype(bool), home, two, two, teams, none)
+        home = signs("home", columns.get("home", 0), (n,)) * ALONE
+        signed, none = np.tile([ALONE, -ALONE], n), sparse.csr_array((n, 0))
+        teams = csr(signed, pairs.ravel(), np.full(n, 2), len(self.code))
+        return Games(np.arange(n), times, draw == 1, home, np.full(n, ALONE), teams, none)
 
     def _players(self, name: str, values: Column) -> Indices:
         names = values.tolist() if isinstance(values, np.ndarray) else list(values)
@@ -212,17 +220,17 @@ class Reader:
             if "weights" in columns:
                 shares = weights_of(g, columns["weights"][g], who)
             order = np.argsort(ranks, kind="stable")
-            own, common = shares_of_noise(np.array([shares[k] @ shares[k] for k in order]))
-            shared.append(common)
-            for k, (a, b) in enumerate(itertools.pairwise(order)):
-                rows.append((g, bool(ranks[a] == ranks[b]), own[k], len(who[a]) + len(who[b])))
+            sd, common = shares_of_noise(np.array([shares[k] @ shares[k] for k in order]))
+            shared.append(common / sd)
+            for a, b in itertools.pairwise(order):
+                n = len(who[a]) + len(who[b])
+                rows.append((g, bool(ranks[a] == ranks[b]), math.sqrt(0.5 * n) / sd, n))
                 players += [who[a], who[b]]
-                entries += [shares[a], -shares[b]]
-        game, draw, noise, size = (np.array(part) for part in zip(*rows, strict=True))
+                entries += [shares[a] / sd, -shares[b] / sd]
+        game, draw, scale, size = (np.array(part) for part in zip(*rows, strict=True))
         teams = csr(np.concatenate(entries), np.concatenate(players), size, len(self.code))
         common = sparse.block_diag(shared, format="csr")
-        none = np.zeros(len(game))
-        return Games(game, times[game], draw, none, noise, size * 1.0, teams, common)
+        return Games(game, times[game], draw, np.zeros(len(game)), scale, teams, common)
 
     def times(self, name: str, values: Values) -> Array:
         """Times as numbers. Dates become days."""
@@ -264,20 +272,19 @@ def weights_of(game: int, values: Player, who: list[Indices]) -> list[Array]:
     return weights
 
 
-def shares_of_noise(spread: Array) -> tuple[Array, Array]:
+def shares_of_noise(spread: Array) -> tuple[float, Array]:
     """The noise of differences of adjacent performances, which have these variances.
 
-    Adjacent differences have a performance in common. Their covariance is D + L L', exactly.
-    Returns the diagonal of D, (k,), the variance that each difference has alone, and L, (k, k),
-    coefficients of shared variables. A single difference has an L of shape (1, 0).
+    Adjacent differences have a performance in common. Their covariance is sd^2 I + L L', exactly.
+    Returns sd, of the noise that each difference has alone, and L, (k, k), coefficients of shared
+    variables. A single difference has an L of shape (1, 0).
     """
     if len(spread) == 2:
-        return np.array([spread.sum()]), np.zeros((1, 0))
+        return math.sqrt(spread.sum()), np.zeros((1, 0))
     inner = spread[1:-1]
     whole = np.diag(spread[:-1] + spread[1:]) - np.diag(inner, 1) - np.diag(inner, -1)
     own = 0.5 * float(linalg.eigvalsh(whole)[0])
-    common = linalg.cholesky(whole - own * np.eye(len(whole)), lower=True)
-    return np.full(len(whole), own), common
+    return math.sqrt(own), linalg.cholesky(whole - own * np.eye(len(whole)), lower=True)
 
 
 def days(name: str, values: Values) -> Array | None:
@@ -288,21 +295,22 @@ def days(name: str, values: Values) -> Array | None:
     if given.dtype.kind in "biufc":
         return None
     if given.dtype.kind != "M":
-        if isinstance(values, (list, tuple)):
-            given = np.array(values, dtype=object)  # NumPy makes strings of numbers beside strings
-        given = given.astype(str) if given.dtype.kind == "S" else given
-        inside = [isinstance(one, (numbers.Number, np.bool_)) for one in given]
+        # of a list itself, since NumPy makes strings of numbers beside strings
+        entries = several(values if isinstance(values, (list, tuple)) else given) or []
+        inside = [isinstance(one, (numbers.Number, np.bool_)) for one in entries]
         if all(inside):
             return None
-        pairs = zip(given, inside, strict=True)
+        pairs = zip(entries, inside, strict=True)
         if any(_checks.is_missing(one) and not is_number for one, is_number in pairs):
             raise ValueError(f"{name} holds None, NaT or NA; allowed: numbers, or dates")
         if any(inside):
             raise ValueError(f"{name} holds both numbers and dates; allowed: only one of them")
         try:
+            if min(len(str(one)) for one in entries) < YEAR:
+                raise ValueError
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about time zones, which NumPy converts to UTC
-                given = np.concatenate([moment(one) for one in given])
+                given = np.array(entries, dtype="datetime64[us]")
         except (ValueError, TypeError):
             raise ValueError(
                 f"{name} holds values that are neither numbers nor dates; allowed: numbers, "
@@ -314,15 +322,6 @@ def days(name: str, values: Values) -> Array | None:
     if not ((years >= 1) & (years <= 9999)).all():
         raise ValueError(f"{name} holds a date outside the years 1 to 9999; allowed: these years")
     return np.asarray((given.astype("datetime64[us]") - np.datetime64(0, "us")) / DAY)
-
-
-def moment(value: str | datetime.date | np.datetime64) -> AnyArray:
-    """A date of any type, as datetime64, (1,)."""
-    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
-        value = value.astimezone(datetime.UTC).replace(tzinfo=None)
-    if not isinstance(value, (str, datetime.date, np.datetime64)) or len(str(value)) < YEAR:
-        raise TypeError
-    return np.array([value], dtype="datetime64[us]")
 
 
 def column(games: GamesGiven, name: str, at: Values) -> Column:
@@ -341,10 +340,10 @@ def column(games: GamesGiven, name: str, at: Values) -> Column:
             raise ValueError(f"games has no column {at!r} for {name}; allowed: one of {names}")
         at = games[at]
     values = at.to_numpy() if hasattr(at, "to_numpy") else at
-    if isinstance(values, Iterable) and not isinstance(values, (list, tuple, np.ndarray)):
-        values = list(values)
-    values = values if isinstance(values, (list, tuple)) else np.asarray(values)
-    if isinstance(values, np.ndarray) and values.ndim != 1 and name not in TEAMS[:3]:
+    if isinstance(values, Iterable) and not isinstance(values, np.ndarray):
+        return list(values)
+    values = np.asarray(values)
+    if values.ndim != 1 and name not in TEAMS[:3]:
         raise ValueError(f"{name} has shape {values.shape}; allowed: a value per game, (n,)")
     return values
 

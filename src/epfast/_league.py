@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse, special
 
 from epfast._arrays import Array, Indices, row_chunks
-from epfast._games import Games, Player, Reader
+from epfast._games import Games, Reader
 from epfast.graph import Between, Graph, Walk
 from epfast.graph.posterior import GraphPosterior
 from epfast.graph.variables import Block, Variables
@@ -26,8 +24,6 @@ SMALL = 100
 #: smallest variance of a step of a joint Gaussian, relative to that of the prior: smaller ones lose
 #: digits in the precision matrix
 LEAST_STEP = 1e-10
-#: prior variance of the home advantage
-ADVANTAGE = 1.0
 #: default schedules: of joint Gaussians, of products, whose tol is for the differences in the games
 #: in their sd, and of products with more games, whose tol is for the move of a rating in a sweep
 JOINT, PRODUCT, MORE = EP(), EP(sweeps=400, tol=1e-3), EP(sweeps=400, tol=1e-4)
@@ -37,8 +33,8 @@ SEARCHING, NEAR = EP(sweeps=20, tol=0.0), 1e-3
 VAST = 1e100
 #: number of latest games from which parameters are chosen
 CHOOSING = 20_000
-#: weak priors: sd of log prior_sd, with mean 0, median of drift times the span, sd of its log
-PRIOR_SD, SPAN, DRIFT = 0.5, 0.25, 1.5
+#: weak priors: median of drift times the span, and sds of logs. The median of prior_sd is 1
+SPAN, SDS = 0.25, {"prior_sd": 0.5, "drift": 1.5}
 #: the search goes so far from its start, in logs
 REACH = math.log(100.0)
 
@@ -65,12 +61,12 @@ class League(NamedTuple):
     times: Array
     #: (S,), T times the player plus the place of the time, sorted
     keys: Indices
-    #: CSR (r, V), a form for each row of the games
+    #: CSR (r, V), a form for each row of the games, in its unit
     X: sparse.csr_array
     #: (V,), the player of each variable. -1: it is no rating
     player: Indices
-    #: (V,), whether the previous variable is the previous rating of the player
-    chained: NDArray[np.bool_]
+    #: (V,), time since the previous rating of the player, which is the previous variable. 0: none
+    gap: Array
     #: number of the home advantage. None: there is none
     edge: int | None
     #: (players, 2), given prior means and sds of single players. NaN: not given
@@ -92,45 +88,39 @@ class League(NamedTuple):
         return np.where(earlier, at, np.minimum(at + 1, len(self.keys) - 1))
 
     def prior(self, numbers: Parameters) -> tuple[Array, Array]:
-        """Prior means and variances, (V,) each, also of ratings that a walk defines."""
+        """Prior means, and variances given the previous rating, (V,) each."""
         rating, (mean, sd) = self.player >= 0, self.own[self.player].T
-        mean = np.where(np.isnan(mean), numbers.prior_mean, mean)
-        sd = np.where(np.isnan(sd), numbers.prior_sd, sd)
-        others = np.where(np.arange(len(rating)) == self.edge, ADVANTAGE, 1.0)
-        return np.where(rating, mean, 0.0), np.where(rating, sd**2, others)
-
-    def steps(self, numbers: Parameters, at: Indices) -> Array:
-        """Variances of the steps to some variables, which are chained."""
-        return np.asarray(numbers.drift * (self.time[at] - self.time[at - 1]))
+        mean = np.where(rating, np.where(np.isnan(mean), numbers.prior_mean, mean), 0.0)
+        variance = np.where(rating, np.where(np.isnan(sd), numbers.prior_sd, sd), 1.0) ** 2
+        step = np.maximum(numbers.drift * self.gap, LEAST_STEP * variance)
+        return mean, np.where(self.gap > 0.0, step, variance)
 
     def ends(self, numbers: Parameters, rows: Indices) -> Array:
         """Bounds of the difference of performances in each of some rows, (n, 2)."""
-        margin = numbers.margin * np.sqrt(0.5 * self.games.size[rows])
-        draw = self.games.draw[rows]
+        margin, draw = numbers.margin * self.games.scale[rows], self.games.draw[rows]
         return np.stack([np.where(draw, -margin, margin), np.where(draw, margin, np.inf)], axis=1)
 
 
-def league_of(
-    games: Games, reader: Reader, own: Mapping[Player, tuple[float, float]], still: bool
-) -> League:
-    """The variables and forms of games. own: prior means and sds of single players."""
-    n, teams, at_home = len(games.game), games.teams, "home" in reader.given
+def league_of(games: Games, reader: Reader, drift: float | None) -> League:
+    """The variables and forms of games. drift: None if it is not known, and above 0."""
+    n, teams = len(games.game), games.teams
+    still = drift == 0.0 or not np.ptp(games.time)
     times, when = np.unique(np.zeros(n) if still else games.time, return_inverse=True)
     keys = teams.indices * len(times) + np.repeat(when.ravel(), np.diff(teams.indptr))
     keys, state = np.unique(keys, return_inverse=True)
-    ratings = teams.data.copy(), state.ravel().astype(np.intp), teams.indptr.copy()
-    parts = [sparse.csr_array(ratings, shape=(n, len(keys)))]
-    parts += [sparse.csr_array(games.home[:, None])] if at_home else []
+    parts = [sparse.csr_array((teams.data, state.ravel(), teams.indptr), shape=(n, len(keys)))]
+    edge = len(keys) if "home" in reader.given else None
+    parts += [] if edge is None else [sparse.csr_array(games.home[:, None])]
     parts += [games.shared] if games.shared.shape[1] else []
-    X = sparse.csr_array(sparse.hstack(parts, format="csr")) if parts[1:] else parts[0]
+    X = sparse.csr_array(sparse.hstack(parts, format="csr")) if parts[1:] else parts[0].copy()
     X.eliminate_zeros()
     X.sort_indices()
-    player = np.full(X.shape[1], -1)
+    player, gap = np.full(X.shape[1], -1), np.zeros(X.shape[1])
     player[: len(keys)] = keys // len(times)
-    chained = np.append(False, (player[1:] == player[:-1]) & (player[1:] >= 0))
-    given = np.array([own.get(who, (np.nan, np.nan)) for who in reader.code])
-    edge = len(keys) if at_home else None
-    return League(games, times, keys, X, player, chained, edge, given, still)
+    same = np.diff(keys // len(times)) == 0
+    gap[1 : len(keys)] = np.where(same, np.diff(times[keys % len(times)]), 0.0)
+    own = np.array([reader.priors.get(who, (np.nan, np.nan)) for who in reader.code])
+    return League(games, times, keys, X, player, gap, edge, own, still)
 
 
 # ---- beliefs ----
@@ -145,13 +135,30 @@ class Part(NamedTuple):
     variables: Block | Variables
     #: the number of each batch of games, and its rows in the league
     games: list[tuple[int, Indices]]
-    #: batch and row of the step to each variable, (k, 2). -1: there is none
+    #: batch and row of the step to each variable, (k, 2). -1: it has none. A block has (0, 2)
     steps: Indices
     post: GraphPosterior
 
     @property
     def joint(self) -> bool:
         return isinstance(self.variables, Block)
+
+    def cavities(self, X: sparse.csr_array, sites: Array) -> tuple[Array, Array]:
+        """Means and variances of forms of the variables, CSR (n, k), without sites.
+
+        These are natural parameters of the forms of a block, else of each variable of a form.
+        """
+        if isinstance(self.variables, Block):
+            mean, variance = self.post.predict_latent(X @ self.variables)
+            natural = np.stack([1.0 / variance, mean / variance], axis=1)
+            X = sparse.csr_array(sparse.eye_array(len(mean)))
+        else:
+            natural = self.post[self.variables].natural[X.indices]
+        with np.errstate(all="ignore"):
+            precision, shift = (natural - sites.reshape(-1, 2)).T
+            sums = X.data * shift / precision, X.data**2 / precision
+        mean, variance = (np.add.reduceat(part, X.indptr[:-1]) for part in sums)
+        return mean, variance
 
     def latent(self, X: sparse.csr_array) -> tuple[Array, Array]:
         """Means and variances of forms of the variables of the league, CSR (n, V)."""
@@ -167,36 +174,36 @@ class LeaguePosterior(NamedTuple):
 
     league: League
     numbers: Parameters
+    #: of all fits. None: the default ones
+    schedule: Schedule | None
     parts: list[Part]
 
     @property
     def log_evidence(self) -> float:
         return float(sum(part.post.log_evidence for part in self.parts))
 
-    def grown(self, league: League, schedule: Schedule | None) -> LeaguePosterior | None:
+    def grown(self, league: League) -> LeaguePosterior | None:
         """The beliefs after more games, of players of one part. None: of others.
 
         league: with these games last.
         """
-        old, parts, joint = self.league, self.parts, [part.joint for part in self.parts]
+        (old, numbers, schedule, _), n = self, len(self.league.keys)
         if league.still != old.still or (schedule is not None and schedule.stores != "factor"):
             return None
-        n, owner = len(old.keys), np.full(league.X.shape[1], -1)
         moved = np.arange(old.X.shape[1]) + len(league.keys) - n
         moved[:n] = league.find(old.player[:n], old.time)
-        parts = [part._replace(columns=moved[part.columns]) for part in parts]
+        parts = [part._replace(columns=moved[part.columns]) for part in self.parts]
+        part_of = np.full(league.X.shape[1], -1)
         for k, part in enumerate(parts):
-            owner[part.columns] = k
-        new, rows = owner < 0, np.arange(len(old.games.game), len(league.games.game))
-        of_player = np.full(len(league.own), -1)
-        np.maximum.at(of_player, league.player[: len(league.keys)], owner[: len(league.keys)])
-        played = np.unique(of_player[league.games.teams[rows].indices])
-        k = int(played[-1])
-        if len(played[played >= 0]) != 1 or (joint[k] and new.any()):
+            part_of[part.columns] = k
+        new, rows = part_of < 0, np.arange(len(old.games.game), len(league.games.game))
+        playing = np.isin(league.player, league.games.teams[rows].indices)
+        k, *others = np.unique(part_of[playing & ~new]).tolist() or (-1, -1)
+        if others or (parts[k].joint and new.any()):
             return None
-        columns = np.flatnonzero((owner == k) | new)
-        parts[k] = fitted_part(league, self.numbers, schedule, columns, rows, joint[k], parts[k])
-        return LeaguePosterior(league, self.numbers, parts)
+        columns = np.flatnonzero((part_of == k) | new)
+        parts[k] = fitted_part(league, numbers, schedule, columns, rows, parts[k].joint, parts[k])
+        return self._replace(league=league, parts=parts)
 
 
 def fitted(
@@ -204,7 +211,7 @@ def fitted(
 ) -> LeaguePosterior:
     """The beliefs after all games. Components of up to ``limit`` variables are joint Gaussians."""
     parts = [fitted_part(league, numbers, schedule, *one) for one in split(league, limit)]
-    return LeaguePosterior(league, numbers, parts)
+    return LeaguePosterior(league, numbers, schedule, parts)
 
 
 def split(league: League, limit: int) -> list[tuple[Indices, Indices, bool]]:
@@ -212,16 +219,16 @@ def split(league: League, limit: int) -> list[tuple[Indices, Indices, bool]]:
     (n_rows, n), X = league.X.shape, league.X
     if n <= limit or not limit or league.edge is not None:  # the home advantage connects all games
         return [(np.arange(n), np.arange(n_rows), n <= limit)]
-    row, later = np.repeat(np.arange(n_rows), np.diff(X.indptr)), np.flatnonzero(league.chained)
-    one, two = np.concatenate([row + n, later]), np.concatenate([X.indices, later - 1])
-    links = sparse.coo_array((np.ones(len(one)), (one, two)), shape=(n + n_rows, n + n_rows))
+    first, later = X.indices[X.indptr[:-1]], np.flatnonzero(league.gap)
+    one = np.append(np.repeat(first, np.diff(X.indptr)), later)
+    links = sparse.coo_array((np.ones(len(one)), (one, np.append(X.indices, later - 1))), (n, n))
     _, label = sparse.csgraph.connected_components(links, directed=False)
-    size = np.bincount(label[:n], minlength=label.max() + 1)
+    size = np.bincount(label)
     small = size <= limit
     group = np.where(small, np.cumsum(np.where(small, size, 0)) // SMALL, -1)[label]
     return [
-        (np.flatnonzero(group[:n] == k), np.flatnonzero(group[n:] == k), bool(k >= 0))
-        for k in np.unique(group[:n])
+        (np.flatnonzero(group == k), np.flatnonzero(group[first] == k), bool(k >= 0))
+        for k in np.unique(group)
     ]
 
 
@@ -236,63 +243,53 @@ def fitted_part(
 ) -> Part:
     """The beliefs about some variables by some rows. old: and by those of an earlier fit."""
     rows = rows[np.argsort(league.games.time[rows], kind="stable")]
-    start, games = (None, []) if old is None else (old.post, list(old.games))
-    X, noise = league.X[rows][:, columns], league.games.noise[rows]
-    ends = league.ends(numbers, rows)
+    X, ends = league.X[rows][:, columns], league.ends(numbers, rows)
+    graph, start, games = Graph(), None, []
+    if old is not None:
+        graph, start, games = Graph.of(old.post), old.post, old.games
+    variables: Block | Variables
     if joint:
-        graph, block = joint_graph(league, numbers, columns, old)
-        scale = np.sqrt(noise)  # the unit is the noise
-        form = sparse.csr_array(sparse.diags_array(1.0 / scale) @ X) @ block
-        games.append((graph.add(Interval(), form, ends / scale[:, None]), rows))
-        none = np.full((len(columns), 2), -1)
-        return Part(columns, block, games, none, graph.fit(schedule or JOINT, start))
-    graph, variables, steps = product_graph(league, numbers, columns, old)
-    form, counts = X @ variables, np.diff(X.indptr)
-    for size in np.unique(counts):  # forms of one length are vectorised
-        some = np.flatnonzero(counts == size)
-        batch = graph.add(Between(*ends[some].T), form[some], noise=noise[some])
-        games.append((batch, rows[some]))
-    X.data[columns[X.indices] == league.edge] = 0.0
-    watch, usual = (X @ variables, PRODUCT) if old is None else (None, MORE)
-    return Part(columns, variables, games, steps, graph.fit(schedule or usual, start, watch=watch))
+        variables, steps = block_of(league, numbers, columns, graph, old), np.empty((0, 2), int)
+        batch, usual, watch = graph.add(Interval(), X @ variables, ends), JOINT, None
+    else:
+        variables, steps = product_of(league, numbers, columns, graph, old)
+        batch = graph.add(Between(*ends.T), X @ variables, noise=1.0)
+        X.data[columns[X.indices] == league.edge] = 0.0
+        usual, watch = (PRODUCT, X @ variables) if old is None else (MORE, None)
+    post = graph.fit(schedule or usual, start, watch=watch)
+    return Part(columns, variables, [*games, (batch, rows)], steps, post)
 
 
-def joint_graph(
-    league: League, numbers: Parameters, columns: Indices, old: Part | None
-) -> tuple[Graph, Block]:
-    """A graph of a block. old: that of an earlier fit, of the same variables."""
+def block_of(
+    league: League, numbers: Parameters, columns: Indices, graph: Graph, old: Part | None
+) -> Block:
+    """The block of variables. old: an earlier fit of the same ones, whose graph it is."""
     if old is not None and isinstance(old.variables, Block):
-        return Graph.of(old.post), old.variables
+        return old.variables
     mean, variance = (part[columns] for part in league.prior(numbers))
-    precision, later = np.diag(1.0 / variance), np.flatnonzero(league.chained[columns])
-    if len(later):
-        step = league.steps(numbers, columns[later])
-        weight = 1.0 / np.maximum(step, LEAST_STEP * variance[later])
-        precision[later, later] = weight
-        np.add.at(precision, (later - 1, later - 1), weight)
-        precision[later - 1, later] = precision[later, later - 1] = -weight
-    graph = Graph()
-    return graph, graph.block(len(columns), precision=precision, mean=mean)
+    later = np.flatnonzero(league.gap[columns])
+    precision, weight = np.diag(1.0 / variance), 1.0 / variance[later]
+    precision[later - 1, later - 1] += weight
+    precision[later - 1, later] = precision[later, later - 1] = -weight
+    return graph.block(len(columns), precision=precision, mean=mean)
 
 
-def product_graph(
-    league: League, numbers: Parameters, columns: Indices, old: Part | None
-) -> tuple[Graph, Variables, Indices]:
-    """A graph of scalar variables and of the steps between them, and the steps by variable.
+def product_of(
+    league: League, numbers: Parameters, columns: Indices, graph: Graph, old: Part | None
+) -> tuple[Variables, Indices]:
+    """Scalar variables and the steps between them, by variable.
 
-    old: that of an earlier fit, of some of the variables. New variables divide its steps.
+    old: an earlier fit of some of them, whose graph it is. New variables divide its steps.
     """
     number, steps = np.full(league.X.shape[1], -1), np.full((league.X.shape[1], 2), -1)
-    graph = Graph()
     if old is not None and isinstance(old.variables, Variables):
-        graph = Graph.of(old.post)
         number[old.columns], steps[old.columns] = old.variables.numbers, old.steps
-    new, chained, steps = number[columns] < 0, league.chained[columns], steps[columns]
+    new, steps = number[columns] < 0, steps[columns]
     if new.any():
         mean, variance = (part[columns[new]] for part in league.prior(numbers))
         number[columns[new]] = graph.gaussian(mean=mean, variance=variance).numbers
     variables = Variables(graph.variables[0].graph, "gaussian", number[columns])
-    added = chained & (new | np.append(False, new[:-1]))
+    added = (league.gap[columns] > 0.0) & (new | np.append(False, new[:-1]))
     divided = added & (steps[:, 0] >= 0)
     for batch in np.unique(steps[divided, 0]).tolist():
         graph.remove(batch, steps[divided & (steps[:, 0] == batch), 1])
@@ -301,18 +298,13 @@ def product_graph(
         chain, time = np.cumsum(~added)[walks], league.time[columns[walks]]
         batch = graph.add(Walk(numbers.drift), variables[walks], by=chain, time=time)
         steps[added] = np.stack([np.full(added.sum(), batch), np.arange(added.sum())], axis=1)
-    return graph, variables, steps
+    return variables, steps
 
 
 # ---- the search of parameters ----
 
 
-def chosen(
-    games: Games,
-    reader: Reader,
-    own: Mapping[Player, tuple[float, float]],
-    given: dict[str, float | None],
-) -> Parameters:
+def chosen(games: Games, reader: Reader, given: dict[str, float | None]) -> Parameters:
     """The given parameters, and others at the mode of evidence times priors, see ``rating.fit``."""
     recent = games.latest(CHOOSING)
     span = float(np.ptp(recent.time))
@@ -322,13 +314,13 @@ def chosen(
         "drift": math.log(SPAN / span) if span else -math.inf,
         "margin": math.log(math.sqrt(2.0) * special.ndtri(0.5 * (1.0 + share))),
     }
-    none = {"drift": None if span else 0.0, "margin": None if reader.may_draw else 0.0}
-    values = {name: none.get(name) if value is None else value for name, value in given.items()}
-    starts = {name: start for name, start in starts.items() if values[name] is None}
-    fixed = {name: value for name, value in values.items() if value is not None}
+    fixed = {} if span else {"drift": 0.0}
+    fixed |= {} if reader.may_draw else {"margin": 0.0}
+    fixed |= {name: value for name, value in given.items() if value is not None}
+    starts = {name: start for name, start in starts.items() if name not in fixed}
     if not starts:
         return Parameters(**fixed)
-    target = LeagueTarget(league_of(recent, reader, own, fixed.get("drift") == 0.0), fixed, starts)
+    target = LeagueTarget(league_of(recent, reader, fixed.get("drift")), fixed, starts)
     return target.numbers_at(target.modes()[0].u)
 
 
@@ -339,28 +331,25 @@ class LeagueTarget(Target[LeaguePosterior]):
 
     def __init__(self, league: League, fixed: dict[str, float], starts: dict[str, float]) -> None:
         """fixed: parameters. starts: logs of the other ones where the search begins."""
-        self.league, self.fixed = league, fixed
+        self.league, self.fixed, self.names = league, fixed, list(starts)
         self.unknowns = [Unknown(name, None) for name in starts]
+        self.sds = np.array([SDS.get(name, math.inf) for name in starts])
         start = np.array(list(starts.values()))
         self.starts = [start]
         self.bounds = self.ends = start[:, None] + REACH * np.array([-1.0, 1.0])
 
     def numbers_at(self, u: Array) -> Parameters:
-        names = (one.name for one in self.unknowns)
-        return Parameters(**self.fixed | dict(zip(names, np.exp(u).tolist(), strict=True)))
+        return Parameters(**self.fixed | dict(zip(self.names, np.exp(u).tolist(), strict=True)))
 
     def log_prior(self, u: Array) -> tuple[float, Array, Array]:
-        value, slopes, numbers = 0.0, np.zeros(len(u)), self.numbers_at(u)
-        away = u - self.starts[0]
-        for k, one in enumerate(self.unknowns):
-            if one.name == "margin":  # c (1 - c), of the chance that two equal players do not draw
-                chance = 2.0 * special.ndtr(-numbers.margin / math.sqrt(2.0))
-                value += math.log(chance * (1.0 - chance))
-                slope = -numbers.margin * math.exp(-0.25 * numbers.margin**2) / math.sqrt(math.pi)
-                slopes[k] = slope * (1.0 / chance - 1.0 / (1.0 - chance))
-            else:
-                sd = PRIOR_SD if one.name == "prior_sd" else DRIFT
-                value, slopes[k] = value - 0.5 * (away[k] / sd) ** 2, -away[k] / sd**2
+        away = (u - self.starts[0]) / self.sds
+        value, slopes = -0.5 * float(away @ away), -away / self.sds
+        if "margin" in self.names:  # c (1 - c), of the chance that two equal players do not draw
+            margin = self.numbers_at(u).margin
+            chance = 2.0 * special.ndtr(-margin / math.sqrt(2.0))
+            value += math.log(chance * (1.0 - chance))
+            slope = -margin * math.exp(-0.25 * margin**2) / math.sqrt(math.pi)
+            slopes[self.names.index("margin")] = slope * (1.0 / chance - 1.0 / (1.0 - chance))
         return -math.inf if self.ended(u) else value, slopes, np.zeros((len(u), len(u)))
 
     def valid_fit(
@@ -383,8 +372,7 @@ class LeagueTarget(Target[LeaguePosterior]):
 
     def _terms(self, point: HyperPoint[LeaguePosterior]) -> list[Array]:
         found = [slopes_of(point.fit, part) for part in point.fit.parts]
-        by_name = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
-        return [by_name[one.name] for one in self.unknowns]
+        return [np.concatenate([one[name] for one in found]) for name in self.names]
 
 
 def slopes_of(whole: LeaguePosterior, part: Part) -> dict[str, Array]:
@@ -393,49 +381,32 @@ def slopes_of(whole: LeaguePosterior, part: Part) -> dict[str, Array]:
     At a fixed point of EP sites count as constant, and the slopes are those of the integrals of
     priors, steps and games over their cavities.
     """
-    league, numbers, _ = whole
-    columns, variables, games, steps, post = part
-    belief, (prior, _) = post[variables], league.prior(numbers)
-    natural = np.empty((0, 2)) if isinstance(variables, Block) else post[variables].natural
-    first = ~league.chained & (league.player >= 0) & np.isnan(league.own[league.player, 1])
+    (league, numbers, *_), columns, sites_of = whole, part.columns, part.post.by_batch
+    belief, (prior, step) = part.post[part.variables], league.prior(numbers)
+    first = (league.gap == 0.0) & (league.player >= 0) & np.isnan(league.own[league.player, 1])
     squares = ((belief.mean - prior[columns]) ** 2 + belief.variance)[first[columns]]
-    by_step, by_row = np.empty(0), []
-    later = np.flatnonzero(league.chained[columns])
-    if len(later) and isinstance(variables, Block):
-        mean, variance = post.predict_latent(variables[later] - variables[later - 1])
-        by_step = 0.5 * ((mean**2 + variance) / league.steps(numbers, columns[later]) - 1.0)
-    elif len(later):
-        rows, _, sites, _ = post.by_batch[int(steps[later[0], 0])]
-        at = later[rows]
-        pairs = np.stack([at - 1, at], axis=1).ravel()
-        mean, variance = moments(natural[pairs] - sites.reshape(-1, 2))
-        gap, step = np.diff(mean.reshape(-1, 2))[:, 0], league.steps(numbers, columns[at])
-        spread = variance.reshape(-1, 2).sum(axis=1) + step
-        by_step = np.nan_to_num(0.5 * step / spread * (gap**2 / spread - 1.0))
-    for batch, rows in games:
-        where, _, sites, _ = post.by_batch[batch]
-        rows = rows[where]
-        X, noise = league.X[rows][:, columns], league.games.noise[rows]
-        if isinstance(variables, Block):  # sites are of forms in units of the noise
-            mean, variance = post.predict_latent(X @ variables)
-            own = sites.reshape(-1, 2) / np.stack([noise, np.sqrt(noise)], axis=1)
-            mean, variance = moments(np.stack([1.0 / variance, mean / variance], axis=1) - own)
-        else:
-            means, variances = moments(natural[X.indices] - sites.reshape(-1, 2))
-            mean = np.add.reduceat(X.data * means, X.indptr[:-1])
-            variance = np.add.reduceat(X.data**2 * variances, X.indptr[:-1])
-        ends, variance = league.ends(numbers, rows), np.minimum(variance, VAST) + noise
-        log_z = Between.loss.log_predictive(ends, mean, variance)[:, None]
-        z = (ends - mean[:, None]) / np.sqrt(variance)[:, None]
-        density = np.exp(-0.5 * z * z - log_z) / np.sqrt(2.0 * np.pi * variance)[:, None]
-        moves = np.where(np.isfinite(ends), ends, 0.0) * [-1.0, 1.0]
-        by_row.append((density * moves).sum(axis=1))
-    by_sd = squares / numbers.prior_sd**2 - 1.0
-    return {"prior_sd": by_sd, "drift": by_step, "margin": np.concatenate(by_row)}
-
-
-def moments(natural: Array) -> tuple[Array, Array]:
-    """Means and variances from natural parameters, (n, 2)."""
-    precision, shift = natural.T
-    with np.errstate(all="ignore"):
-        return shift / precision, 1.0 / precision
+    by_step, later = np.empty(0), np.flatnonzero(league.gap[columns])
+    if len(later):
+        step = step[columns[later]]
+        sites = np.stack([1.0 / step, np.zeros(len(step))], axis=1)  # the prior of a block has them
+        if not part.joint:
+            rows, _, sites, _ = sites_of[int(part.steps[later[0], 0])]
+            later, step = later[rows], step[rows]
+        pairs, starts = np.stack([later - 1, later], axis=1), 2 * np.arange(len(later) + 1)
+        cells = np.tile([-1.0, 1.0], len(later)), pairs.ravel(), starts
+        X = sparse.csr_array(cells, shape=(len(later), len(columns)))
+        move, variance = part.cavities(X, sites)
+        variance += step
+        by_step = np.nan_to_num(0.5 * step / variance * (move**2 / variance - 1.0))
+    [(batch, rows)] = part.games
+    where, _, sites, _ = sites_of[batch]
+    rows = rows[where]
+    mean, variance = part.cavities(league.X[rows][:, columns], sites)
+    variance = np.minimum(variance, VAST) + 1.0
+    ends = league.ends(numbers, rows)
+    log_z = Between.loss.log_predictive(ends, mean, variance)[:, None]
+    z = (ends - mean[:, None]) / np.sqrt(variance)[:, None]
+    density = np.exp(-0.5 * z * z - log_z) / np.sqrt(2.0 * np.pi * variance)[:, None]
+    moves = np.where(np.isfinite(ends), ends, 0.0) * [-1.0, 1.0]
+    by_row = (density * moves).sum(axis=1)
+    return {"prior_sd": squares / numbers.prior_sd**2 - 1.0, "drift": by_step, "margin": by_row}

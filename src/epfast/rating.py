@@ -189,7 +189,7 @@ def fit(
         raise ValueError(
             "teams is given with winner, loser, draw or home; allowed: with ranks or weights"
         )
-    reader = Reader(columns, {}, None)
+    reader = Reader(columns, checked_priors(priors))
     played = reader.games(games)
     given = {"prior_sd": prior_sd, "drift": drift, "margin": margin}
     for name, value in given.items():
@@ -199,10 +199,9 @@ def fit(
     if margin == 0.0 and played.draw.any():
         raise ValueError(f"margin is 0 and {played.draw.sum()} games are drawn; allowed: above 0")
     given["prior_mean"] = _checks.number("prior_mean", prior_mean)
-    own = checked_priors(priors)
-    numbers = chosen(played, reader, own, given)
-    league = league_of(played, reader, own, numbers.drift == 0.0 or not np.ptp(played.time))
-    ratings = Ratings(reader, own, schedule, fitted(league, numbers, schedule, EXACT))
+    numbers = chosen(played, reader, given)
+    league = league_of(played, reader, numbers.drift)
+    ratings = Ratings(reader, fitted(league, numbers, schedule, EXACT))
     few = np.count_nonzero(~ratings.joint)
     if 0 < few <= FEW:
         parts = ratings._posterior.parts
@@ -231,15 +230,8 @@ class Ratings:
         Sweeps of the longest fit of a component.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        priors: dict[Player, tuple[float, float]],
-        schedule: Schedule | None,
-        posterior: LeaguePosterior,
-    ) -> None:
-        self._reader, self._priors, self._schedule = reader, priors, schedule
-        self._posterior, self._league = posterior, posterior.league
+    def __init__(self, reader: Reader, posterior: LeaguePosterior) -> None:
+        self._reader, self._posterior, self._league = reader, posterior, posterior.league
         self.players = list(reader.code)
         _, self.prior_sd, self.drift, self.margin = posterior.numbers
         posts = [part.post for part in posterior.parts]
@@ -303,7 +295,7 @@ class Ratings:
         level = report.checked_level(level)
         mean, variance = (part[self._last] for part in self._moments)
         low, high = report.interval(mean, variance, level).T
-        percent = [f"{100 * share:g}%" for share in (0.5 * (1.0 - level), 0.5 * (1.0 + level))]
+        percent = [f"{100 * share:g}%" for share in report.ends_of(level)]
         order = np.argsort(-mean, kind="stable")
         names = np.empty(len(self.players), dtype=object)
         names[:] = self.players
@@ -356,35 +348,32 @@ class Ratings:
 
         row, names, weight: of each rating. time, home: of each sum. time is as the user gave it.
         """
+        league, usual = self._league, (self._posterior.numbers.prior_mean, self.prior_sd)
         try:
             number = np.array([self._reader.code.get(who, -1) for who in names], dtype=np.intp)
         except TypeError:
             raise TypeError("a player cannot be hashed; allowed: names") from None
-        known = number >= 0
-        usual = (self._posterior.numbers.prior_mean, self.prior_sd)
-        prior = np.zeros((len(names), 2))
-        for k in np.flatnonzero(~known):
-            prior[k] = self._priors.get(names[k], usual)
-        at, own = self._last[number], prior[:, 1] ** 2
+        known, at = number >= 0, self._last[number]
+        others = zip(names, known, strict=True)  # of those with games the beliefs are below
+        prior = [(0.0, 0.0) if old else self._reader.priors.get(who, usual) for who, old in others]
+        mean, sd = np.reshape(prior, (-1, 2)).T
+        variance = sd**2
         if time is not None:
             if "time" not in self._reader.given:
                 raise ValueError("time is given, but the games had no times; allowed: None")
-            reader = Reader(self._reader.columns, {}, self._reader.dated)
-            when = reader.times("time", [time] if several(time) is None else time)
+            when = self._reader.times("time", [time] if several(time) is None else time)
             if len(when) not in (1, n):
                 raise ValueError(f"time has {len(when)} values; allowed: 1 or {n}")
             when = np.broadcast_to(when, (n,))[row]
-            at = np.where(known, self._league.find(number, when), 0)
-            gap = 0.0 if self._league.still else np.abs(when - self._league.time[at])
-            own = np.where(known, self.drift * gap, own)
-        cells = np.where(known, weight, 0.0), (row, at)
-        sums = sparse.csr_array(cells, shape=(n, self._league.X.shape[1]))
+            at = np.where(known, league.find(number, when), 0)
+            gap = 0.0 if league.still else np.abs(when - league.time[at])
+            variance = np.where(known, self.drift * gap, variance)
+        sums = sparse.csr_array((np.where(known, weight, 0.0), (row, at)), (n, league.X.shape[1]))
         if home is not None and home.any():
-            at_home = home, (np.arange(n), np.full(n, self._league.edge))
+            at_home = home, (np.arange(n), np.full(n, league.edge))
             sums = sums + sparse.csr_array(at_home, shape=sums.shape)
-        mean, variance = np.zeros((2, n))
-        np.add.at(mean, row, weight * prior[:, 0])
-        np.add.at(variance, row, weight**2 * own)
+        terms = weight * mean, weight**2 * variance
+        mean, variance = (np.bincount(row, part, n).astype(np.float64) for part in terms)
         for part in self._posterior.parts if n else ():
             more, spread = part.latent(sums)
             mean, variance = mean + more, variance + spread
@@ -446,10 +435,10 @@ class Ratings:
         if self._league.edge is None and ground.any():
             raise ValueError("home is given, but the games had no home; allowed: 0")
         ground = np.broadcast_to(ground, (n,))
-        counts = [(len(one), len(two)) for one, two in zip(first, second, strict=True)]
-        size = np.array(counts, dtype=np.intp).reshape(n, 2)
+        teams = [team for pair in zip(first, second, strict=True) for team in pair]
+        size = np.array([len(team) for team in teams], dtype=np.intp).reshape(n, 2)
         weight = np.repeat(np.tile([1.0, -1.0], n), size.ravel())
-        names = [who for pair in zip(first, second, strict=True) for team in pair for who in team]
+        names = [who for team in teams for who in team]
         row = np.repeat(np.arange(n), size.sum(axis=1))
         mean, variance = self._latent(n, row, names, weight, time, ground)
         sd = np.sqrt(variance + size.sum(axis=1))
@@ -496,13 +485,10 @@ class Ratings:
             raise ValueError(
                 f"{more.draw.sum()} games are drawn, and margin is 0; allowed: games without draws"
             )
-        whole = self._league.games.joined(more)
-        still = self.drift == 0.0 or not np.ptp(whole.time)
-        league = league_of(whole, reader, self._priors, still)
-        posterior = self._posterior.grown(league, self._schedule)
-        if posterior is None:
-            posterior = fitted(league, self._posterior.numbers, self._schedule, EXACT)
-        return Ratings(reader, self._priors, self._schedule, posterior)
+        league = league_of(self._league.games.joined(more), reader, self.drift)
+        numbers, schedule = self._posterior.numbers, self._posterior.schedule
+        posterior = self._posterior.grown(league)
+        return Ratings(reader, posterior or fitted(league, numbers, schedule, EXACT))
 
     def one_step_ahead(self) -> Array:
         """Log probability of the result of each game given the games before it, (n,).
@@ -511,12 +497,11 @@ class Ratings:
         which they were given. It ignores correlations. The parameters are those of these ratings,
         and may have been chosen from the same games.
         """
-        league, numbers, _ = self._posterior
-        part = fitted(league, numbers, ADF(), 0).parts[0]
-        log_z, found = Graph.of(part.post).one_step_ahead(), np.zeros(league.games.n)
-        for key, rows in part.games:
-            np.add.at(found, league.games.game[rows], log_z[key])
-        return found
+        league, numbers, *_ = self._posterior
+        [part] = fitted(league, numbers, ADF(), 0).parts
+        [(batch, rows)] = part.games
+        log_z = Graph.of(part.post).one_step_ahead()[batch]
+        return np.bincount(league.games.game[rows], log_z).astype(np.float64)
 
     def check(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> Check:
         """How far the ratings are from the exact posterior with these parameters.
@@ -534,7 +519,8 @@ class Ratings:
         Returns
         -------
         Check
-            Its arrays have an entry for each rating, and one for the home advantage.
+            Its arrays have an entry for each rating, by player and time, then one for the home
+            advantage, and k - 1 for each game of k > 2 teams, see the notes of :func:`fit`.
 
         Raises
         ------
