@@ -54,12 +54,11 @@ cdef class GraphBatch:
     cdef ptrdiff_t at_once              # factors that are fitted at once
 
     cdef double[::1] cavity, change     # of the numbers of the factors that are fitted at once
-    cdef double[::1] ratio              # of the precisions of their Gaussian targets and cavities
     cdef int[::1] cavities              # of their edges: Cavity
     cdef int[::1] answer
     cdef double[::1] log_integral       # as lZ
 
-    cdef const double *c                # of the factor in fit: its cavities,
+    cdef double *c                      # of the factor in fit: its cavities,
     cdef int *known                     # which of them are proper: Cavity,
     cdef double *g                      # and what is to be found: target minus cavity
     cdef const double *belief           # natural parameters of all variables
@@ -71,16 +70,6 @@ cdef class GraphBatch:
     cdef Status update(
         self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t count
     ) noexcept nogil
-    cdef bint mixed_cavities(
-        self, const Update *how, const double *site, ptrdiff_t i, double *cavity, double *change,
-        int *known
-    ) noexcept nogil
-    cdef bint mixed_steps(
-        self, const Update *how, const double *site, ptrdiff_t i, double *cavity, double *change,
-        const int *known, double *g, double *ratio
-    ) noexcept nogil
-    cdef void tell(self, double *log_Z, ptrdiff_t first, ptrdiff_t count) noexcept nogil
-    cdef double mass(self, ptrdiff_t e, ptrdiff_t base) noexcept nogil
     cdef Status run(
         self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t stop
     ) noexcept nogil

@@ -292,43 +292,29 @@ cdef inline double partition(int kind, ptrdiff_t k, const double *eta) noexcept 
     return log_sum_exp(k, eta)
 
 
-cdef bint gaussian_cavities(
-    ptrdiff_t n, double power, const double *q, const ptrdiff_t *at, const double *site,
-    double *cavity, double *change, int *known
+cdef inline Cavity find_cavity(
+    int kind, ptrdiff_t k, double power, const double *q, const double *site, double *cavity,
+    double *change
 ) noexcept nogil:
-    """Cavities q / site^power; what rounding alone has left counts as nothing. False: improper."""
-    cdef ptrdiff_t e
-    cdef double tau, nu, belief
-    cdef bint fine = True
-    for e in range(n):
-        belief = q[at[e]]
-        tau, nu = belief - power * site[2 * e], q[at[e] + 1] - power * site[2 * e + 1]
-        belief *= SMALLEST
-        known[e] = PROPER
-        if not (tau > belief and tau > 0.0 and tau + fabs(nu) < INFINITY):
-            if fabs(tau) <= belief:
-                tau = nu = 0.0
-                known[e] = FLAT
-            else:
-                known[e] = IMPROPER
-                fine = False
-        cavity[2 * e], cavity[2 * e + 1] = tau, nu
-        change[2 * e] = change[2 * e + 1] = 0.0
-    return fine
-
-
-cdef Cavity other_cavity(
-    int kind, ptrdiff_t k, double power, const double *q, const double *site, double *cavity
-) noexcept nogil:
-    """The same of one neighbour of another family."""
+    """The cavity q / site^power; what rounding alone has left is nothing. Its change is 0."""
+    cdef double tau, nu
     cdef ptrdiff_t j
-    cdef double a, b
+    if kind == GAUSSIAN:
+        tau, nu = q[0] - power * site[0], q[1] - power * site[1]
+        cavity[0], cavity[1] = tau, nu
+        change[0] = change[1] = 0.0
+        if tau > SMALLEST * q[0] and tau > 0.0 and tau + fabs(nu) < INFINITY:
+            return PROPER
+        if not fabs(tau) <= SMALLEST * q[0]:
+            return IMPROPER
+        cavity[0] = cavity[1] = 0.0
+        return FLAT
     for j in range(k):
-        cavity[j] = q[j] - power * site[j]
+        cavity[j], change[j] = q[j] - power * site[j], 0.0
     if kind == GAMMA:
         # a flat prior is shape 1, rate 0
-        a, b = fabs(cavity[0]), fabs(cavity[1])
-        if a <= SMALLEST * fmax(1.0, fabs(q[0])) and b <= SMALLEST * fabs(q[1]):
+        tau, nu = fabs(cavity[0]), fabs(cavity[1])
+        if tau <= SMALLEST * fmax(1.0, fabs(q[0])) and nu <= SMALLEST * fabs(q[1]):
             cavity[0] = cavity[1] = 0.0
             return FLAT
         if not (cavity[0] + 1.0 > SMALLEST * (q[0] + 1.0) and cavity[1] > SMALLEST * q[1]):
@@ -343,74 +329,54 @@ cdef Cavity other_cavity(
 # ---- one update ----
 
 
-cdef bint gaussian_steps(
-    ptrdiff_t n, const Update *how, const ptrdiff_t *at, const int *known, const double *site,
-    const double *c, double *change, double *g, double *ratio
+cdef inline bint gaussian_step(
+    int known, const Update *how, const double *q, const double *site, const double *c,
+    double *change, double *g, double *ratio
 ) noexcept nogil:
-    """The steps of the sites of Gaussians, in place of their changes from cavities c. False: none.
+    """The step of a site, in place of the change from its cavity c. False: a belief is improper.
 
-    g loses the log partition functions of the targets, and gains those of proper cavities. ratio:
-    of their precisions, whose logs are taken at once.
+    g loses A(target), and gains A(c) of a proper cavity. ratio: of the precisions of these, whose
+    logs are taken at once.
     """
-    cdef const double *q
-    cdef double power = how.power, damping = how.damping, tau, nu, step, other, total = g[0]
-    cdef double product = ratio[0]
-    cdef ptrdiff_t e, x
-    cdef bint proper
-    for e in range(n):
-        x, q = 2 * e, how.q + at[e]
-        tau, nu = c[x] + change[x], c[x + 1] + change[x + 1]
-        step = damping * (change[x] / power - site[x])
-        other = damping * (change[x + 1] / power - site[x + 1])
-        change[x], change[x + 1] = step, other
-        step += q[0]
-        other += q[1]
-        # finite numbers whose sum is not are looked at one after the other
-        if not (tau > 0.0 and step > 0.0 and tau + fabs(nu) + step + fabs(other) < INFINITY):
-            proper = tau > 0.0 and tau + fabs(nu) < INFINITY
-            if not (proper or known[e] == FLAT):
-                return False
-            if not (step > 0.0 and step + fabs(other) < INFINITY):
-                # a flat one may stay so
-                if not (known[e] == FLAT and step == 0.0 and other == 0.0):
-                    return False
-            if not proper:
-                continue
-        if known[e] == PROPER:
-            total += 0.5 * (c[x + 1] / c[x] * c[x + 1] - nu / tau * nu)
-            product *= tau / c[x]
-            if not 1e-100 < product < 1e100:
-                total += 0.5 * log(product)
-                product = 1.0
-        else:
-            total -= 0.5 * nu * nu / tau - 0.5 * log(tau) + HALF_LOG_2PI
-    g[0], ratio[0] = total, product
-    return True
+    cdef double tau = c[0] + change[0], nu = c[1] + change[1], new_tau, new_nu
+    change[0] = how.damping * (change[0] / how.power - site[0])
+    change[1] = how.damping * (change[1] / how.power - site[1])
+    new_tau, new_nu = q[0] + change[0], q[1] + change[1]
+    if tau > 0.0 and new_tau > 0.0 and tau + fabs(nu) + new_tau + fabs(new_nu) < INFINITY:
+        if known != PROPER:
+            g[0] -= 0.5 * nu * nu / tau - 0.5 * log(tau) + HALF_LOG_2PI
+            return True
+        g[0] += 0.5 * (c[1] / c[0] * c[1] - nu / tau * nu)
+        ratio[0] *= tau / c[0]
+        if not 1e-100 < ratio[0] < 1e100:
+            g[0] += 0.5 * log(ratio[0])
+            ratio[0] = 1.0
+        return True
+    # what is flat may stay so
+    return known == FLAT and tau == 0.0 and nu == 0.0 and (
+        (new_tau > 0.0 and new_tau + fabs(new_nu) < INFINITY) or new_tau == new_nu == 0.0
+    )
 
 
 cdef bint other_step(
-    int kind, ptrdiff_t size, int known, const Update *how, const double *q, const double *site,
+    int kind, ptrdiff_t k, int known, const Update *how, const double *q, const double *site,
     double *c, double *change, double *g
 ) noexcept nogil:
-    """The same of one neighbour of another family; its cavity is overwritten."""
+    """The same of another family; its cavity is overwritten, whose A is not added."""
     cdef ptrdiff_t j
-    cdef bint proper
-    for j in range(size):
+    cdef bint flat = known == FLAT
+    for j in range(k):
         c[j] += change[j]
         change[j] = how.damping * (change[j] / how.power - site[j])
-    proper = is_proper(kind, size, c)
-    if known == PROPER and not proper:
+        flat = flat and c[j] == 0.0
+    if is_proper(kind, k, c):
+        g[0] -= partition(kind, k, c)
+    elif not flat:
         return False
-    if proper:
-        g[0] -= partition(kind, size, c)
-    for j in range(size):
+    for j in range(k):
         c[j] = q[j] + change[j]
-    if is_proper(kind, size, c):
-        return True
-    for j in range(size):               # a flat one may stay so
-        if not (known == FLAT and c[j] == 0.0):
-            return False
-    return True
+        flat = flat and c[j] == 0.0
+    return flat or is_proper(kind, k, c)
 
 
 cdef inline ptrdiff_t number(GraphBatch batch, ptrdiff_t edge) noexcept nogil:
@@ -418,119 +384,102 @@ cdef inline ptrdiff_t number(GraphBatch batch, ptrdiff_t edge) noexcept nogil:
     return 2 * edge if batch.gaussian else batch.first[edge]
 
 
-cdef void find_cavities(
-    GraphBatch batch, const Update *how, const double *sites, ptrdiff_t first, ptrdiff_t count
+cdef inline double *turn_to(
+    GraphBatch batch, double *sites, ptrdiff_t first, ptrdiff_t i
 ) noexcept nogil:
-    """Cavities of factors, changes of 0, and answers: whether a factor can use its cavities."""
-    cdef const ptrdiff_t *starts = &batch.starts[first]
-    cdef const ptrdiff_t *at = &batch.at[0]
-    cdef const double *site = sites
-    cdef ptrdiff_t i, k, numbers
-    cdef int *known = &batch.cavities[0]
-    cdef double *cavity = &batch.cavity[0]
-    cdef double *change = &batch.change[0]
-    cdef bint fine
-    for i in range(count):
-        k = starts[i + 1] - starts[i]
-        numbers = number(batch, starts[i + 1]) - number(batch, starts[i])
-        if batch.tied:
-            site = sites
-        if batch.gaussian:
-            fine = gaussian_cavities(
-                k, how.power, how.q, at + starts[i], site, cavity, change, known
-            )
-        else:
-            fine = batch.mixed_cavities(how, site, first + i, cavity, change, known)
-        known += k
-        cavity += numbers
-        change += numbers
-        site += numbers
-        batch.answer[i] = FITTED if fine or batch.takes_improper else NO_CAVITY
-        batch.log_integral[i] = NAN
+    """Let c, g and known be of factor i, of those from the first that go together. Its sites."""
+    cdef ptrdiff_t e = batch.starts[i], base = batch.starts[first]
+    cdef ptrdiff_t o = number(batch, e), begin = number(batch, base)
+    batch.c, batch.g = &batch.cavity[o - begin], &batch.change[o - begin]
+    batch.known = &batch.cavities[e - base]
+    return sites if batch.tied else sites + o
 
 
-cdef void find_steps(
-    GraphBatch batch, const Update *how, const double *sites, ptrdiff_t first, ptrdiff_t count
+cdef inline bint find_cavities(
+    GraphBatch batch, bint gaussian, const Update *how, const double *site, ptrdiff_t i
 ) noexcept nogil:
-    """Steps of the sites of factors, in place of the changes, and what their log scales lose."""
-    cdef const ptrdiff_t *starts = &batch.starts[first]
+    """Cavities of factor i. False: one is improper."""
     cdef const ptrdiff_t *at = &batch.at[0]
-    cdef ptrdiff_t i, base = starts[0], o
-    cdef const double *site = sites
-    cdef const int *known = &batch.cavities[0] - base
-    cdef double *cavity = &batch.cavity[0]
-    cdef double *change = &batch.change[0]
-    cdef double *g
-    cdef double *ratio
+    cdef double *c = batch.c
+    cdef double *g = batch.g
+    cdef int *known = batch.known - batch.starts[i]
+    cdef ptrdiff_t e, size = 2
+    cdef int kind = GAUSSIAN
+    cdef bint fine = True
+    for e in range(batch.starts[i], batch.starts[i + 1]):
+        if not gaussian:
+            kind, size = batch.kind[e], batch.size[e]
+        known[e] = find_cavity(kind, size, how.power, how.q + at[e], site, c, g)
+        fine = fine and known[e] != IMPROPER
+        site += size
+        c += size
+        g += size
+    return fine
+
+
+cdef inline bint find_steps(
+    GraphBatch batch, bint gaussian, const Update *how, const double *site, ptrdiff_t i,
+    double *log_scale
+) noexcept nogil:
+    """Steps of the sites of factor i, and its log scale from lZ. False: a belief is improper."""
+    cdef const ptrdiff_t *at = &batch.at[0]
+    cdef double *c = batch.c
+    cdef double *g = batch.g
+    cdef const int *known = batch.known - batch.starts[i]
+    cdef double total = log_scale[0], ratio = 1.0
+    cdef ptrdiff_t e, size = 2
     cdef bint fine
-    for i in range(count):
-        g, ratio = &batch.log_integral[i], &batch.ratio[i]
-        ratio[0] = 1.0
-        o = number(batch, starts[i]) - number(batch, base)
-        site = sites + (0 if batch.tied else o)
-        if batch.answer[i] != FITTED and batch.answer[i] != ROUGH:
-            continue
-        if batch.gaussian:
-            fine = gaussian_steps(
-                starts[i + 1] - starts[i], how, at + starts[i], known + starts[i], site,
-                cavity + o, change + o, g, ratio
-            )
+    for e in range(batch.starts[i], batch.starts[i + 1]):
+        if gaussian or batch.kind[e] == GAUSSIAN:
+            fine = gaussian_step(known[e], how, how.q + at[e], site, c, g, &total, &ratio)
         else:
-            fine = batch.mixed_steps(
-                how, site, first + i, cavity + o, change + o, known + starts[i], g, ratio
+            fine = other_step(
+                batch.kind[e], batch.size[e], known[e], how, how.q + at[e], site, c, g, &total
             )
         if not fine:
-            batch.answer[i], ratio[0] = NO_BELIEF, 1.0
-    if count == 1:
-        batch.ratio[0] = log(batch.ratio[0])
-    else:
-        kernels.log(count, &batch.ratio[0], &batch.ratio[0])
+            return False
+        if not gaussian:
+            size = batch.size[e]
+        site += size
+        c += size
+        g += size
+    log_scale[0] = total + 0.5 * log(ratio)
+    return True
 
 
-cdef void take_steps(
-    GraphBatch batch, const Update *how, double *sites, double *scale, ptrdiff_t first,
-    ptrdiff_t count
+cdef inline void move(
+    GraphBatch batch, const Update *how, double *site, ptrdiff_t i
 ) noexcept nogil:
-    """Move sites, beliefs and log scales, and count what is refused."""
-    cdef const ptrdiff_t *starts = &batch.starts[first]
+    """Take the steps of factor i."""
     cdef const ptrdiff_t *at = &batch.at[0]
-    cdef ptrdiff_t i, e, j, size = 2, o
-    cdef double part = 1.0 / batch.n if batch.tied else 1.0, g, tau, nu
-    cdef bint gaussian = batch.gaussian
-    cdef int answer
-    cdef double *site
+    cdef const double *step = batch.g
     cdef double *out
-    cdef const double *step
-    for i in range(count):
-        answer, g = batch.answer[i], batch.log_integral[i] + 0.5 * batch.ratio[i]
-        if answer == FITTED or answer == ROUGH:
-            if isfinite(g):
-                o = number(batch, starts[i]) - number(batch, starts[0])
-                step, site = &batch.change[o], sites + (0 if batch.tied else o)
-                for e in range(starts[i], starts[i + 1]):
-                    out = how.out + at[e]
-                    if gaussian:
-                        tau, nu = step[0], step[1]
-                        out[0] += tau
-                        out[1] += nu
-                        site[0] += part * tau
-                        site[1] += part * nu
-                    else:
-                        size = batch.size[e]
-                        for j in range(size):
-                            out[j] += step[j]
-                            site[j] += part * step[j]
-                    step += size
-                    site += size
-                scale[i] += how.damping * (g / how.power - scale[i])
-            else:
-                answer = FAILED
-        if answer != FITTED:
-            batch.n_refused += 1
-            batch.n_failed += answer == FAILED
-            batch.answers[answer] += 1
-            if answer == IMPOSSIBLE:
-                batch.impossible = first + i + 1
+    cdef double part = 1.0 / batch.n if batch.tied else 1.0
+    cdef ptrdiff_t e, j, stop = batch.starts[i + 1]
+    cdef bint gaussian = batch.gaussian
+    for j in range(number(batch, stop) - number(batch, batch.starts[i])):
+        site[j] += part * step[j]
+    for e in range(batch.starts[i], stop):
+        out = how.out + at[e]
+        if gaussian:
+            out[0] += step[0]
+            out[1] += step[1]
+            step += 2
+            continue
+        for j in range(batch.size[e]):
+            out[j] += step[j]
+        step += batch.size[e]
+
+
+cdef double masses(GraphBatch batch, ptrdiff_t i) noexcept nogil:
+    """A(cavity) of the neighbours of factor i whose proper cavities are not normalised in lZ."""
+    cdef ptrdiff_t e, o = 0, begin = batch.starts[i]
+    cdef double total = 0.0
+    for e in range(begin, begin if batch.gaussian else batch.starts[i + 1]):
+        if batch.kind[e] != GAUSSIAN and batch.known[e - begin] == PROPER:
+            total += partition(batch.kind[e], batch.size[e], batch.c + o)
+        o += batch.size[e]
+    return total
 
 
 cdef class GraphBatch:
@@ -568,7 +517,7 @@ cdef class GraphBatch:
         self.cavity, self.change = np.zeros((2, numbers))
         self.cavities = np.zeros(most_edges, dtype=np.intc)
         self.answer = np.zeros(self.at_once, dtype=np.intc)
-        self.log_integral, self.ratio = np.zeros((2, self.at_once))
+        self.log_integral = np.zeros(self.at_once)
         self.gives_log_Z = True
 
     cdef Answer fit(self, ptrdiff_t i, double power) noexcept nogil:
@@ -577,15 +526,12 @@ cdef class GraphBatch:
 
     cdef Status fits(self, ptrdiff_t first, ptrdiff_t count, double power) noexcept nogil:
         """Fit the factors from the first on whose answer is FITTED."""
-        cdef ptrdiff_t i, e, base = self.starts[first]
+        cdef ptrdiff_t i
         cdef Answer answer
         for i in range(count):
             if self.answer[i] != FITTED:
                 continue
-            e = self.starts[first + i]
-            self.c = &self.cavity[number(self, e) - number(self, base)]
-            self.g = &self.change[number(self, e) - number(self, base)]
-            self.known = &self.cavities[e - base]
+            turn_to(self, NULL, first, first + i)
             answer = self.fit(first + i, power)
             if answer == STOPPED:
                 return CALLBACK_FAILED
@@ -598,81 +544,48 @@ cdef class GraphBatch:
         self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t count
     ) noexcept nogil:
         """Update factors from fixed beliefs. Where one waits nothing changes."""
+        cdef ptrdiff_t i
         cdef Status status
-        if not self.tied:
-            sites += number(self, self.starts[first])
-        find_cavities(self, how, sites, first, count)
+        cdef int answer
+        cdef double g
+        cdef double *site
+        cdef bint fine
+        for i in range(count):
+            site = turn_to(self, sites, first, first + i)
+            if self.gaussian:           # apart: loops over numbers whose count is known
+                fine = find_cavities(self, True, how, site, first + i)
+            else:
+                fine = find_cavities(self, False, how, site, first + i)
+            self.answer[i] = FITTED if fine or self.takes_improper else NO_CAVITY
+            self.log_integral[i] = NAN
         self.belief = how.q
         status = self.fits(first, count, how.power)
         if status != OK:
             return status
-        if how.log_Z != NULL and self.gives_log_Z:
-            self.tell(&how.log_Z[scale - how.scale + first], first, count)
-        find_steps(self, how, sites, first, count)
-        take_steps(self, how, sites + how.away, scale + first, first, count)
-        return OK
-
-    cdef bint mixed_cavities(
-        self, const Update *how, const double *site, ptrdiff_t i, double *cavity, double *change,
-        int *known
-    ) noexcept nogil:
-        """Cavities of factor i, with neighbours of several families. False: one is improper."""
-        cdef ptrdiff_t e, j, x = 0, begin = self.starts[i]
-        cdef bint fine = True
-        for e in range(begin, self.starts[i + 1]):
-            if self.kind[e] == GAUSSIAN:
-                gaussian_cavities(
-                    1, how.power, how.q, &self.at[e], site + x, cavity + x, change + x,
-                    known + e - begin
-                )
-            else:
-                known[e - begin] = other_cavity(
-                    self.kind[e], self.size[e], how.power, how.q + self.at[e], site + x, cavity + x
-                )
-                for j in range(x, x + self.size[e]):
-                    change[j] = 0.0
-            fine = fine and known[e - begin] != IMPROPER
-            x += self.size[e]
-        return fine
-
-    cdef bint mixed_steps(
-        self, const Update *how, const double *site, ptrdiff_t i, double *cavity, double *change,
-        const int *known, double *g, double *ratio
-    ) noexcept nogil:
-        """Steps of its sites, see :func:`gaussian_steps`."""
-        cdef ptrdiff_t e, x = 0, begin = self.starts[i]
-        cdef bint fine = True
-        for e in range(begin, self.starts[i + 1]):
-            if not fine:
-                return False
-            if self.kind[e] == GAUSSIAN:
-                fine = gaussian_steps(
-                    1, how, &self.at[e], known + e - begin, site + x, cavity + x, change + x, g,
-                    ratio
-                )
-            else:
-                fine = other_step(
-                    self.kind[e], self.size[e], known[e - begin], how, how.q + self.at[e],
-                    site + x, cavity + x, change + x, g
-                )
-            x += self.size[e]
-        return fine
-
-    cdef void tell(self, double *log_Z, ptrdiff_t first, ptrdiff_t count) noexcept nogil:
-        """Write log Z of the normalised cavities."""
-        cdef ptrdiff_t i, e
         for i in range(count):
-            log_Z[i] = self.log_integral[i]
-            for e in range(self.starts[first + i], self.starts[first + i + 1]):
-                log_Z[i] -= self.mass(e, self.starts[first])
-
-    cdef double mass(self, ptrdiff_t e, ptrdiff_t base) noexcept nogil:
-        """A(cavity) of a neighbour whose proper cavity is not normalised in lZ."""
-        if self.gaussian or self.kind[e] == GAUSSIAN or self.cavities[e - base] != PROPER:
-            return 0.0
-        return partition(
-            self.kind[e], self.size[e], &self.cavity[number(self, e) - number(self, base)]
-        )
+            site = turn_to(self, sites, first, first + i)
+            answer, g = self.answer[i], self.log_integral[i]
+            if how.log_Z != NULL and self.gives_log_Z:
+                how.log_Z[scale - how.scale + first + i] = g - masses(self, first + i)
+            if answer == FITTED or answer == ROUGH:
+                if self.gaussian:
+                    fine = find_steps(self, True, how, site, first + i, &g)
+                else:
+                    fine = find_steps(self, False, how, site, first + i, &g)
+                if not fine:
+                    answer = NO_BELIEF
+                elif not isfinite(g):
+                    answer = FAILED
+                else:
+                    move(self, how, site + how.away, first + i)
+                    scale[first + i] += how.damping * (g / how.power - scale[first + i])
+            if answer != FITTED:
+                self.n_refused += 1
+                self.n_failed += answer == FAILED
+                self.answers[answer] += 1
+                if answer == IMPOSSIBLE:
+                    self.impossible = first + i + 1
+        return OK
 
     cdef Status run(
         self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t stop
@@ -691,6 +604,13 @@ cdef class GraphBatch:
         return 0
 
 
+cdef int common_terms(GraphBatch batch, const double[::1] coefficient, int most) except -1:
+    """How many terms each form has if vectors may go over them; 0: they go one by one."""
+    terms = np.diff(batch.starts)
+    alike = batch.n > 0 and not batch.tied and terms[0] <= most and np.all(terms == terms[0])
+    return terms[0] if alike and np.all(coefficient) else 0
+
+
 cdef class LinearBatch(GraphBatch):
     """Factors t(h; y) of linear forms h = sum_j a_j x_j + offset + N(0, noise).
 
@@ -699,12 +619,13 @@ cdef class LinearBatch(GraphBatch):
 
     cdef TiltedMoments moments
     cdef int kernel                             # of moments; EPF_MOMENTS_NONE: ask moments
-    cdef int terms                              # of each form, 1 to 3; 0: as starts has it
+    cdef int terms                              # of each form, 1 to 3; 0: see fit
+    cdef ptrdiff_t chunk                        # the first factor of m, v and the triple
     cdef bint of_margin                         # the forms are those of y h
     cdef bint is_indicator                      # t is 0 or 1, and so is every power of it
     cdef const double[::1] coefficient, offset, noise
     cdef const double[:, ::1] y
-    cdef double[::1] m, v, powers, lZs, dlZ, d2lZ, lanes
+    cdef double[::1] m, v, powers, lZs, dlZ, d2lZ, lanes    # of a chunk
     cdef unsigned char[::1] failed
 
     def __init__(
@@ -712,7 +633,6 @@ cdef class LinearBatch(GraphBatch):
         const double[::1] offset, const double[::1] noise, const double[:, ::1] y, bint tied=False,
         bint is_indicator=False,
     ):
-        cdef ptrdiff_t i
         GraphBatch.__init__(self, starts, at, tied=tied, at_once=CHUNK)
         if (
             offset.shape[0] != self.n or y.shape[0] != self.n or noise.shape[0] != self.n
@@ -722,16 +642,9 @@ cdef class LinearBatch(GraphBatch):
         moments.loss.check_responses(y, self.n)
         self.is_indicator, self.moments = is_indicator, moments
         self.coefficient, self.offset, self.noise, self.y = coefficient, offset, noise, y
-        self.terms = 0
-        if self.n > 0 and self.starts[1] <= 3 and not tied:
-            self.terms = <int> self.starts[1]
-        for i in range(coefficient.shape[0]):
-            # what a form has 0 of may be flat, which the vectors take for a cavity that is none
-            if coefficient[i] == 0.0:
-                self.terms, self.takes_improper = 0, True
-        for i in range(self.n):
-            if self.starts[i + 1] - self.starts[i] != self.terms:
-                self.terms = 0
+        # what a form has 0 of may be flat
+        self.takes_improper = not np.all(coefficient)
+        self.terms = common_terms(self, coefficient, 3)
         self.choose_kernel()
         self.m, self.v, self.lZs, self.dlZ, self.d2lZ = np.empty((5, CHUNK))
         self.powers = np.ones(CHUNK)
@@ -756,19 +669,6 @@ cdef class LinearBatch(GraphBatch):
 
     cdef int reraise(self) except -1:
         return self.moments.loss.reraise()
-
-    cdef Status run(
-        self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t stop
-    ) noexcept nogil:
-        cdef ptrdiff_t count
-        cdef Status status = OK
-        if self.terms == 0:
-            return GraphBatch.run(self, how, sites, scale, first, stop)
-        while first < stop and status == OK:
-            count = min(<ptrdiff_t> CHUNK, stop - first)
-            status = self.vectors(how, sites, scale, first, count)
-            first += count
-        return status
 
     cdef Status triple(self, double power, ptrdiff_t begin, ptrdiff_t count) noexcept nogil:
         """Tilted moments at the cavities of a chunk."""
@@ -800,31 +700,32 @@ cdef class LinearBatch(GraphBatch):
             &self.d2lZ[0], &self.failed[0]
         )
 
-    cdef Status vectors(
-        self, const Update *how, double *sites, double *scale, ptrdiff_t begin, ptrdiff_t count
+    cdef Status update(
+        self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t count
     ) noexcept nogil:
-        """A chunk of forms of one to three terms."""
-        cdef const ptrdiff_t *at = &self.at[self.terms * begin]
-        cdef const double *coefficient = &self.coefficient[self.terms * begin]
+        cdef const ptrdiff_t *at = &self.at[self.terms * first]
+        cdef const double *coefficient = &self.coefficient[self.terms * first]
         cdef ptrdiff_t i, refused
         cdef Status status
-        sites += 2 * self.terms * begin
+        if self.terms == 0:
+            return GraphBatch.update(self, how, sites, scale, first, count)
+        sites += 2 * self.terms * first
         kernels.graph_cavities(
-            self.terms, count, how.power, how.q, at, coefficient, &self.offset[begin],
-            &self.noise[begin], sites, &self.lanes[0], &self.m[0], &self.v[0]
+            self.terms, count, how.power, how.q, at, coefficient, &self.offset[first],
+            &self.noise[first], sites, &self.lanes[0], &self.m[0], &self.v[0]
         )
-        status = self.triple(how.power, begin, count)
+        status = self.triple(how.power, first, count)
         if status != OK:
             return status
         if how.log_Z != NULL:
             for i in range(count):
-                how.log_Z[scale - how.scale + begin + i] = (
+                how.log_Z[scale - how.scale + first + i] = (
                     self.lZs[i] if isfinite(self.lanes[i]) else NAN
                 )
         refused = kernels.graph_sites(
             self.terms, count, how.power, how.damping, how.q, how.out, at, coefficient,
             &self.lanes[0], &self.lZs[0], &self.dlZ[0], &self.d2lZ[0], sites, how.away,
-            scale + begin
+            scale + first
         )
         if refused > 0:
             self.n_refused += refused
@@ -834,59 +735,58 @@ cdef class LinearBatch(GraphBatch):
         return OK
 
     cdef Status fits(self, ptrdiff_t first, ptrdiff_t count, double power) noexcept nogil:
-        cdef const ptrdiff_t *starts = &self.starts[first]
-        cdef ptrdiff_t i, e, base = starts[0]
-        cdef const double *coefficient = &self.coefficient[0]
-        cdef const double *c = &self.cavity[0]
-        cdef double *g = &self.change[0]
-        cdef int *known = &self.cavities[0] - base
-        cdef double a, m, v, s, d, bend, shrink
+        cdef ptrdiff_t i, e, begin
+        cdef const double *coefficient
+        cdef const double *c
+        cdef int *known
+        cdef double a, m, v, s
         cdef bint fine
         cdef Status status
         for i in range(count):
+            turn_to(self, NULL, first, first + i)
+            begin, c, known = self.starts[first + i], self.c, self.known
+            coefficient = &self.coefficient[begin]
             m, v, fine = self.offset[first + i], self.noise[first + i], True
-            for e in range(starts[i], starts[i + 1]):
+            for e in range(self.starts[first + i + 1] - begin):
                 a = coefficient[e]
                 if known[e] == PROPER:
-                    s = 1.0 / c[0]
-                    m += a * (c[1] * s)
+                    s = 1.0 / c[2 * e]
+                    m += a * (c[2 * e + 1] * s)
                     v += a * a * s
                 elif a == 0.0:                  # it learns nothing
                     known[e] = FLAT
                 else:
                     fine = False
-                c += 2
             if not (fine and isfinite(m) and 0.0 < v < INFINITY):
                 self.answer[i] = NO_CAVITY
                 m, v = 0.0, 1.0
             self.m[i], self.v[i] = m, v
+        self.chunk = first
         status = self.triple(power, first, count)
-        if status != OK:
-            return status
-        c = &self.cavity[0]
-        for i in range(count):
-            if self.answer[i] != FITTED:
-                c += 2 * (starts[i + 1] - starts[i])
-                g += 2 * (starts[i + 1] - starts[i])
+        return GraphBatch.fits(self, first, count, power) if status == OK else status
+
+    cdef Answer fit(self, ptrdiff_t i, double power) noexcept nogil:
+        cdef ptrdiff_t n = i - self.chunk, begin = self.starts[i], e
+        cdef const double *coefficient = &self.coefficient[begin]
+        cdef const double *c = self.c
+        cdef double *g = self.g
+        cdef double a, s, bend, shrink, d = self.dlZ[n], d2 = self.d2lZ[n]
+        self.lZ = self.lZs[n]
+        if self.failed[n]:
+            return FAILED
+        for e in range(self.starts[i + 1] - begin):
+            a = coefficient[e]
+            if a == 0.0:
                 continue
-            self.log_integral[i], d, fine = self.lZs[i], self.dlZ[i], True
-            for e in range(starts[i], starts[i + 1]):
-                a = coefficient[e]
-                if a != 0.0:
-                    s, bend = 1.0 / c[0], a * self.d2lZ[i]
-                    # how much the precision grows, as what is left of the variance
-                    shrink = 1.0 + a * s * bend
-                    fine = fine and shrink > SMALLEST
-                    shrink = 1.0 / shrink
-                    g[0] = -a * bend * shrink
-                    g[1] = a * (d - bend * (c[1] * s)) * shrink
-                c += 2
-                g += 2
-            if self.failed[i]:
-                self.answer[i] = FAILED
-            elif not fine:
-                self.answer[i] = WAITS
-        return OK
+            s, bend = 1.0 / c[2 * e], a * d2
+            # how much the precision grows, as what is left of the variance
+            shrink = 1.0 + a * s * bend
+            if not shrink > SMALLEST:
+                return WAITS
+            shrink = 1.0 / shrink
+            g[2 * e] = -a * bend * shrink
+            g[2 * e + 1] = a * (d - bend * (c[2 * e + 1] * s)) * shrink
+        return FITTED
 
 
 cdef class InformationBatch(GraphBatch):
@@ -898,7 +798,7 @@ cdef class InformationBatch(GraphBatch):
     ``variance`` (n,), the noise of the form included.
     """
 
-    cdef bint pairs                             # all forms have two terms
+    cdef bint pairs                             # all forms have two terms: see update
     cdef const double[::1] coefficient, y, variance
     cdef double[::1] mu, s2, others             # of the edges of a factor
 
@@ -906,7 +806,6 @@ cdef class InformationBatch(GraphBatch):
         self, starts, at, const double[::1] coefficient, const double[::1] y,
         const double[::1] variance, bint tied=False,
     ):
-        cdef ptrdiff_t i
         GraphBatch.__init__(self, starts, at, tied=tied, at_once=CHUNK)
         if (
             y.shape[0] != self.n or variance.shape[0] != self.n
@@ -914,21 +813,17 @@ cdef class InformationBatch(GraphBatch):
         ):
             raise ValueError("the arrays of a batch do not fit together")
         self.coefficient, self.y, self.variance = coefficient, y, variance
-        self.takes_improper, self.pairs = True, not tied
-        for i in range(self.n):
-            self.pairs = self.pairs and self.starts[i + 1] - self.starts[i] == 2
-        for i in range(coefficient.shape[0]):
-            self.pairs = self.pairs and coefficient[i] != 0.0
+        self.takes_improper, self.pairs = True, common_terms(self, coefficient, 2) == 2
         self.gives_log_Z = False
         self.mu, self.s2, self.others = np.empty((3, self.cavities.shape[0]))
 
-    cdef Status run(
-        self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t stop
+    cdef Status update(
+        self, const Update *how, double *sites, double *scale, ptrdiff_t first, ptrdiff_t count
     ) noexcept nogil:
-        if not self.pairs or first == stop:
-            return GraphBatch.run(self, how, sites, scale, first, stop)
+        if not self.pairs:
+            return GraphBatch.update(self, how, sites, scale, first, count)
         self.n_refused += kernels.graph_pairs(
-            stop - first, how.power, how.damping, how.q, how.out, &self.at[2 * first],
+            count, how.power, how.damping, how.q, how.out, &self.at[2 * first],
             &self.coefficient[2 * first], &self.y[first], &self.variance[first],
             sites + 4 * first, how.away, scale + first
         )
@@ -992,12 +887,16 @@ cdef class PythonBatch(GraphBatch):
     takes_flat: Gaussian cavities may be flat. All factors have neighbours of the same families.
     """
 
-    cdef object project
+    cdef object project, places             # of the numbers of each factor among the beliefs
     cdef object error
     cdef bint takes_flat
 
     def __init__(self, project, starts, at, kind, size, bint takes_flat=False, bint tied=False):
+        cdef ptrdiff_t k
         GraphBatch.__init__(self, starts, at, kind, size, tied, len(starts) - 1)
+        k = self.starts[1] if self.n else 0
+        within = np.concatenate([[0], *(np.arange(count) for count in size[:k])])[1:]
+        self.places = np.repeat(np.reshape(at, (-1, max(1, k))), size[:k], axis=1) + within
         self.project, self.takes_flat, self.gives_log_Z = project, takes_flat, False
 
     @property
@@ -1022,62 +921,32 @@ cdef class PythonBatch(GraphBatch):
         return OK
 
     cdef int call(self, ptrdiff_t first, ptrdiff_t count, double power) except -1:
-        cdef ptrdiff_t base = self.starts[first], k = self.starts[first + 1] - base
-        cdef ptrdiff_t i, j, e, o, n, x
-        cdef ptrdiff_t numbers = number(self, base + k) - number(self, base), m = 0
-        cdef double[:, ::1] cavity, belief
-        cdef unsigned char[:, ::1] flat
-        cdef ptrdiff_t[::1] rows
-        cdef const double[:, :] targets
-        cdef const double[:] log_Z
-        cdef const unsigned char[:] failed
-        for i in range(count):
-            for e in range(k):
-                if self.cavities[i * k + e] == FLAT and not (
-                    self.takes_flat and self.kind[base + e] == GAUSSIAN
-                ):
-                    self.answer[i] = NO_CAVITY
-            m += self.answer[i] == FITTED
-        if m == 0:
+        cdef ptrdiff_t i, begin = self.starts[first], k = self.starts[first + 1] - begin
+        places = self.places[first:first + count]
+        answer, log_integral = np.asarray(self.answer)[:count], np.asarray(self.log_integral)
+        flat = np.reshape(self.cavities[:count * k], (count, k)) == <int> FLAT
+        cavity = np.reshape(self.cavity[:places.size], places.shape)
+        change = np.asarray(self.change)[:places.size].reshape(places.shape)
+        if self.takes_flat:
+            unfit = flat & (np.asarray(self.kind[begin:begin + k]) != <int> GAUSSIAN)
+        else:
+            unfit = flat
+        answer[unfit.any(axis=1)] = <int> NO_CAVITY
+        rows = np.flatnonzero(answer == <int> FITTED)
+        if not len(rows):
             return 0
-        cavity, belief = np.empty((2, m, numbers))
-        flat, rows, m = np.empty((m, k), dtype=np.uint8), np.empty(m, dtype=np.intp), 0
-        for i in range(count):
-            if self.answer[i] != FITTED:
-                continue
-            rows[m], o = first + i, 0
-            for e in range(k):
-                flat[m, e] = self.cavities[i * k + e] == FLAT
-                for j in range(self.size[base + e]):
-                    cavity[m, o + j] = self.cavity[i * numbers + o + j]
-                    belief[m, o + j] = self.belief[self.at[base + i * k + e] + j]
-                o += self.size[base + e]
-            m += 1
+        belief = np.asarray(<double[:places.max() + 1]> <double *> self.belief)[places[rows]]
         log_Z, targets, failed = self.project(
-            np.asarray(rows), np.asarray(cavity), np.asarray(flat).view(bool), np.asarray(belief),
-            power
+            first + rows, cavity[rows], flat[rows], belief, power
         )
-        if (
-            targets.shape[0] != m or targets.shape[1] != numbers or log_Z.shape[0] != m
-            or failed.shape[0] != m
-        ):
+        if np.shape(targets) != belief.shape or not len(log_Z) == len(failed) == len(rows):
             raise ValueError("the fits of a batch have another shape than its sites")
-        for n in range(m):
-            i, o = rows[n] - first, 0
-            if failed[n]:
-                self.answer[i] = FAILED
-                continue
-            self.log_integral[i] = log_Z[n]
-            for e in range(k):
-                x = i * numbers + o
-                for j in range(self.size[base + e]):
-                    self.change[x + j] = targets[n, o + j]
-                if not is_proper(self.kind[base + e], self.size[base + e], &self.change[x]):
-                    self.answer[i] = NO_BELIEF
-                for j in range(self.size[base + e]):
-                    self.change[x + j] -= self.cavity[x + j]
-                self.log_integral[i] += self.mass(base + i * k + e, base)
-                o += self.size[base + e]
+        change[rows] = targets - cavity[rows]
+        log_integral[rows] = log_Z
+        answer[rows[np.asarray(failed, dtype=bool)]] = <int> FAILED
+        for i in rows:
+            turn_to(self, NULL, first, first + i)
+            log_integral[i] += masses(self, first + i)
         return 0
 
 
