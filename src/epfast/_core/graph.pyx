@@ -620,7 +620,6 @@ cdef class LinearBatch(GraphBatch):
     cdef TiltedMoments moments
     cdef int kernel                             # of moments; EPF_MOMENTS_NONE: ask moments
     cdef int terms                              # of each form, 1 to 3; 0: see fit
-    cdef ptrdiff_t chunk                        # the first factor of m, v and the triple
     cdef bint of_margin                         # the forms are those of y h
     cdef bint is_indicator                      # t is 0 or 1, and so is every power of it
     cdef const double[::1] coefficient, offset, noise
@@ -735,19 +734,18 @@ cdef class LinearBatch(GraphBatch):
         return OK
 
     cdef Status fits(self, ptrdiff_t first, ptrdiff_t count, double power) noexcept nogil:
-        cdef ptrdiff_t i, e, begin
-        cdef const double *coefficient
-        cdef const double *c
-        cdef int *known
-        cdef double a, m, v, s
+        cdef const ptrdiff_t *starts = &self.starts[first]
+        cdef const double *coefficient = &self.coefficient[0] + starts[0]
+        cdef const double *c = &self.cavity[0]
+        cdef double *g = &self.change[0]
+        cdef int *known = &self.cavities[0]
+        cdef ptrdiff_t i, e
+        cdef double a, m, v, s, d, d2, bend, shrink
         cdef bint fine
         cdef Status status
         for i in range(count):
-            turn_to(self, NULL, first, first + i)
-            begin, c, known = self.starts[first + i], self.c, self.known
-            coefficient = &self.coefficient[begin]
             m, v, fine = self.offset[first + i], self.noise[first + i], True
-            for e in range(self.starts[first + i + 1] - begin):
+            for e in range(starts[i] - starts[0], starts[i + 1] - starts[0]):
                 a = coefficient[e]
                 if known[e] == PROPER:
                     s = 1.0 / c[2 * e]
@@ -761,32 +759,30 @@ cdef class LinearBatch(GraphBatch):
                 self.answer[i] = NO_CAVITY
                 m, v = 0.0, 1.0
             self.m[i], self.v[i] = m, v
-        self.chunk = first
         status = self.triple(power, first, count)
-        return GraphBatch.fits(self, first, count, power) if status == OK else status
-
-    cdef Answer fit(self, ptrdiff_t i, double power) noexcept nogil:
-        cdef ptrdiff_t n = i - self.chunk, begin = self.starts[i], e
-        cdef const double *coefficient = &self.coefficient[begin]
-        cdef const double *c = self.c
-        cdef double *g = self.g
-        cdef double a, s, bend, shrink, d = self.dlZ[n], d2 = self.d2lZ[n]
-        self.lZ = self.lZs[n]
-        if self.failed[n]:
-            return FAILED
-        for e in range(self.starts[i + 1] - begin):
-            a = coefficient[e]
-            if a == 0.0:
+        if status != OK:
+            return status
+        for i in range(count):
+            if self.answer[i] != FITTED:
                 continue
-            s, bend = 1.0 / c[2 * e], a * d2
-            # how much the precision grows, as what is left of the variance
-            shrink = 1.0 + a * s * bend
-            if not shrink > SMALLEST:
-                return WAITS
-            shrink = 1.0 / shrink
-            g[2 * e] = -a * bend * shrink
-            g[2 * e + 1] = a * (d - bend * (c[2 * e + 1] * s)) * shrink
-        return FITTED
+            if self.failed[i]:
+                self.answer[i] = FAILED
+                continue
+            self.log_integral[i], d, d2, fine = self.lZs[i], self.dlZ[i], self.d2lZ[i], True
+            for e in range(starts[i] - starts[0], starts[i + 1] - starts[0]):
+                a = coefficient[e]
+                if a == 0.0:
+                    continue
+                s, bend = 1.0 / c[2 * e], a * d2
+                # how much the precision grows, as what is left of the variance
+                shrink = 1.0 + a * s * bend
+                fine = fine and shrink > SMALLEST
+                shrink = 1.0 / shrink
+                g[2 * e] = -a * bend * shrink
+                g[2 * e + 1] = a * (d - bend * (c[2 * e + 1] * s)) * shrink
+            if not fine:
+                self.answer[i] = WAITS
+        return OK
 
 
 cdef class InformationBatch(GraphBatch):
