@@ -9,9 +9,8 @@ from functools import partial
 from typing import Self, Unpack
 
 import numpy as np
-from scipy import special
 
-from epfast import _checks, schemes
+from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.just_in_time import LearnedSite
 from epfast._core.loss import CoreLoss
@@ -20,14 +19,12 @@ from epfast.inference import DataWarning
 from epfast.inference.records import warn_user
 from epfast.losses import CustomLoss, CustomSite, Loss
 from epfast.operators.just_in_time import AUDIT, ORACLE_ALONE, PAPER, Operator, Settings
-from epfast.operators.oracles import Oracle, OracleGiven, SiteOracle, responses_of
-from epfast.operators.sampled import SampledFactor
+from epfast.operators.oracles import SiteOracle
+from epfast.operators.resolve import OracleGiven, as_oracle
 from epfast.schedules import FilledSchedule
-from epfast.schemes import Exact, ImportanceSampling, RowScheme, Scheme
+from epfast.schemes import Exact, RowScheme
 
 Triple = tuple[float, float, float]
-#: share of messages beyond the tolerance above which a fit warns, where the audits show it
-TOO_MANY = 0.05
 #: default tolerances: n sites share TOGETHER, between LEAST and SAFE. A fit warns above ADDED_UP
 TOGETHER, LEAST, SAFE, ADDED_UP = 10.0, 1e-3, 0.03, 60.0
 
@@ -87,7 +84,7 @@ class Learned(RowScheme):
         self,
         operator: Operator | None = None,
         *,
-        oracle: OracleGiven | Scheme | str | None = None,
+        oracle: OracleGiven | None = None,
         polish: int = 0,
         paper: bool = False,
         **settings: Unpack[Settings],
@@ -142,11 +139,10 @@ class Learned(RowScheme):
                 f"the operator has inputs {operator.inputs} and output {operator.places}; allowed "
                 "for sites: one Gaussian input, output 0"
             )
-        if isinstance(operator.oracle, str | Scheme):
-            # for this loss; sites shift their cavities by offsets: the oracle sees none
-            oracle = oracle_of_scheme(operator.oracle, loss.with_offset(False))
-        else:
-            oracle = operator.asked
+        # sites shift their cavities by offsets: the oracle sees none
+        oracle = as_oracle(
+            operator.oracle, operator.inputs, operator.places, loss.with_offset(False)
+        )
         if self.settings is not None:
             usual = tolerance_for(n) if oracle.exact else SAFE
             usual_settings = Settings(data_width=data_width_of(loss), tolerance=usual)
@@ -209,41 +205,8 @@ class Learned(RowScheme):
 
     def warning(self) -> str:
         """What a fit warns of: audits that were wrong. Empty if nothing."""
-        warning = audit_warning(self.operator)
+        warning = self.operator.warning()
         return f"{warning}, or polish" if warning else ""
-
-
-def audit_warning(operator: Operator) -> str:
-    """What a fit warns of: audits that were wrong. Empty if nothing."""
-    n, wrong = len(operator.audited), sum(beyond for _, beyond in operator.audited)
-    # Clopper and Pearson's lower limit, at 95 %
-    if wrong and special.betaincinv(wrong, n - wrong + 1, 0.05) > TOO_MANY:
-        return (
-            f"{wrong} of {n} audited messages of the operator were beyond its tolerance; lower it, "
-            "or audit more often (audit=)"
-        )
-    return ""
-
-
-def log_factor(loss: Loss, h: Array, data: Array | None = None) -> Array:
-    """Log of the factor of a loss, as :class:`SampledFactor` takes it."""
-    return -loss.values(h, responses_of(loss, data, len(h)))
-
-
-def oracle_of_scheme(given: str | Scheme, loss: Loss) -> Oracle:
-    """The oracle that asks a scheme about a loss.
-
-    :class:`epfast.ImportanceSampling` draws as a :class:`SampledFactor` does.
-    """
-    scheme = schemes.resolve(given)
-    if not isinstance(scheme, ImportanceSampling):
-        return SiteOracle(loss, scheme)
-    resolved = SiteOracle(loss, "exact").loss
-    reason = scheme.refuses(resolved, "row")
-    if reason is not None:
-        raise ValueError(reason)
-    density = partial(log_factor, resolved)
-    return SampledFactor(log_density=density, draws=max(10, scheme.samples), seed=scheme.seed)
 
 
 def ask_oracle(
