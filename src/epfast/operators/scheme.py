@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
-from typing import Self, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -128,7 +128,9 @@ class Learned(RowScheme):
             return f"scheme is Learned and {loss!r} has several latents; allowed: 'exact'"
         return None
 
-    def bound(self, loss: Loss, covariance: str, schedule: FilledSchedule, n: int | None) -> Self:
+    def bound(
+        self, loss: Loss, covariance: str, schedule: FilledSchedule, n: int | None
+    ) -> Learned:
         """A copy for one fit of sites of the loss, whose operator learns by itself."""
         power = 1.0 if schedule.power is None else schedule.power
         if self.polish and schedule.stores == "none":
@@ -182,7 +184,7 @@ class Learned(RowScheme):
             )
         learned = Learned(operator, polish=self.polish)
         learned.n_sites = n
-        return learned  # type: ignore[return-value]
+        return learned
 
     @contextmanager
     def polishing(self) -> Iterator[None]:
