@@ -57,7 +57,7 @@ FORMS = "kernel nested weights / diagonal nearest sparse stack / __init__"
 #: those of operators and of graph, where imports for types go down, too: factors know variables and
 #: beliefs, and neither the graph nor the posterior
 OPERATORS = """messages / learners tilted / importance laplace quadrature / oracles
-    / just_in_time sampled / scheme / __init__"""
+    / sampled / resolve / just_in_time / scheme / __init__"""
 GRAPH = """limit variables / arguments beliefs marginals / factors / learned / own / catalogue
     / blocks training / sparse_blocks / model / problem / checking engine priors / files / posterior
     / joint / fit / __init__"""

@@ -352,7 +352,7 @@ class Gamma(Scalar):
     @staticmethod
     def location(eta: Array) -> tuple[Array, Array]:
         shape, rate = eta[:, 0] + 1.0, eta[:, 1]
-        return special.digamma(shape) - np.log(rate), np.sqrt(special.polygamma(1, shape))
+        return special.digamma(shape) - np.log(rate), np.sqrt(trigamma(shape))
 
     @staticmethod
     def integrands(u: Array, centre: Array) -> tuple[Array, Array]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy import special
 
 import epfast
 from epfast import losses, schemes
@@ -374,6 +375,36 @@ def test_notes():
         fit(learned())
     with pytest.warns(epfast.DataWarning, match="add up"):
         fit(epfast.Learned(oracle="exact", tolerance=0.9), loss=OWN)
+
+
+def simulated(n, **given):
+    """A fit of n labels by a simulator of 10,000 draws, the error of its means, and warnings."""
+
+    def labels(h, rng):
+        return np.where(rng.random(len(h)) < special.expit(h), 1.0, -1.0)
+
+    rng = np.random.default_rng(n)
+    rows = rng.normal(size=(n, 4))
+    y = labels(rows @ [1.0, -0.5, 0.0, 0.5], rng)
+    scheme = epfast.Learned(oracle=epfast.SampledFactor(sample=labels, observe=0.0), **given)
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        post = fit(scheme, losses.Implicit(), y, rows, schedule=epfast.EP(sweeps=60))
+    return post, off(post, fit("exact", y=y, rows=rows)), [str(each.message) for each in raised]
+
+
+def test_noise_of_draws_that_adds_up_is_said():
+    """Errors of means of 1,000 rows: .5 sd and more, by default. 100 rows need no note."""
+    assert simulated(100)[2] == []
+    post, _, said = simulated(1000)
+    assert post.operator.tolerance == 0.01
+    assert any("errors, which add up over 1000 sites: means may be off by 1 sta" in x for x in said)
+    (tolerance,) = {float(x.split("tolerance=")[1].split()[0]) for x in said if "add up" in x}
+    assert 0.003 < tolerance < 0.01
+    enough = simulated(1000, tolerance=0.003)
+    assert not any("add up" in each for each in enough[2])
+    assert enough[0].operator.calls > 2 * post.operator.calls
+    assert enough[1] < 0.5
 
 
 def test_no_note_of_moments_in_python():

@@ -13,10 +13,9 @@ from epfast.operators.oracles import (
     DensityOracle,
     Oracle,
     SiteOracle,
-    as_oracle,
 )
+from epfast.operators.resolve import as_oracle
 from epfast.operators.sampled import SampledFactor
-from epfast.operators.scheme import oracle_of_scheme
 from tests.oracles.learned_factors import (
     COMPOUND,
     LOGISTIC,
@@ -331,14 +330,14 @@ class TestWhatIsMeant:
     def test_oracles(self):
         oracle = SiteOracle("probit")
         assert as_oracle(oracle, *ONE) is oracle
-        assert oracle_of_scheme("exact", epfast.Probit()) == oracle
-        of_laplace = oracle_of_scheme(schemes.Laplace(), epfast.Probit())
+        assert as_oracle("exact", *ONE, epfast.Probit()) == oracle
+        of_laplace = as_oracle(schemes.Laplace(), *ONE, epfast.Probit())
         assert of_laplace == SiteOracle("probit", "laplace")
         assert as_oracle(epfast.Probit(), *ONE) == oracle
         assert isinstance(as_oracle(identity, ("gamma",), (0,)), CallableOracle)
 
     def test_importance_sampling_has_standard_errors(self):
-        oracle = oracle_of_scheme(epfast.ImportanceSampling(2000, seed=3), epfast.Logistic())
+        oracle = as_oracle(epfast.ImportanceSampling(2000, seed=3), *ONE, epfast.Logistic())
         assert isinstance(oracle, SampledFactor)
         found = oracle.answer(MESSAGES, LABELS)
         exact = SiteOracle("logistic").answer(MESSAGES, LABELS)
@@ -375,7 +374,7 @@ class TestWhatIsMeant:
         ("make", "error", "says"),
         [
             (lambda: as_oracle(3, *ONE), TypeError, "oracle is 3; allowed: an Oracle, a scheme"),
-            (lambda: oracle_of_scheme("exat", "probit"), ValueError, "did you mean 'exact'?"),
+            (lambda: as_oracle("exat", *ONE, "probit"), ValueError, "did you mean 'exact'?"),
             (lambda: as_oracle(SiteOracle, *ONE), TypeError, "SiteOracle'>; allowed: an Oracle"),
             (
                 lambda: as_oracle(SiteOracle("probit"), ("gamma",), (0,)),

@@ -98,7 +98,7 @@ class GraphProposal(Proposal):
                 self.scalars.append((column[of], coordinate, *numbers))
             moments = family.mean(eta).ravel(), family.variance(eta).ravel()
             entries.append((np.repeat(of, k), np.repeat(column[of], k) + within, levels, *moments))
-        for block, belief in zip(problem.priors, state.blocks, strict=True):
+        for block, belief in zip(problem.priors, state.all_blocks, strict=True):
             place = column[block.number] + np.arange(block.d)
             summary = belief.summary
             self.blocks.append((place, block.log_density, summary.mean, *belief.coloring()))

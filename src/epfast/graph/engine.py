@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from epfast._core.thread_pool import ThreadPool
 from epfast.families import POSSIBLE
 from epfast.gaussian.engine import block_size
 from epfast.gaussian.forms.sparse import Pace, paced
-from epfast.graph.beliefs import BlockBelief
+from epfast.graph.beliefs import BlockBelief, SparseBelief
 from epfast.graph.blocks import (
     About,
     BlockPrior,
@@ -205,7 +205,8 @@ def log_integrals(problem: GraphProblem, state: GraphState, batch: Batch) -> Arr
         if isinstance(q, BlockBelief)
     }
     made, about = for_core(batch, problem, moving, len(state.beliefs))
-    forms = [naturals(*state.blocks[a.block].latent(a.X)) for a in about if a.slot is not None]
+    blocks = state.all_blocks
+    forms = [naturals(*blocks[a.block].latent(a.X)) for a in about if a.slot is not None]
     log_z, scale, sites = np.full(batch.n, np.nan), np.zeros(batch.n), np.zeros(made.width)
     # read from one copy and written to another, since factors may share variables
     beliefs = np.concatenate([state.beliefs, *(pairs.ravel() for pairs in forms)])
@@ -216,7 +217,7 @@ def log_integrals(problem: GraphProblem, state: GraphState, batch: Batch) -> Arr
 
 
 #: beliefs about blocks; those of linear models are their engines'
-Blocks = tuple[Any, ...]
+Blocks = tuple[BlockBelief | SparseBelief, ...]
 
 
 class SweepArrays(NamedTuple):
@@ -312,8 +313,9 @@ class GraphEngine:
         prior = problem.prior
         self.prior_partition = core.compare(prior, prior, problem.model.n_gaussians)[1]
         self.prior_partition += self.others.prior_partition(prior)
-        self.block_priors = tuple(self._prior_of(k) for k in range(len(problem.model.blocks)))
-        self.prior_partition += sum(self.block_priors[k].partition for k in self.moving)
+        self.block_priors = tuple(map(self._prior_of, range(len(problem.model.blocks))))
+        of_blocks = (self.block_priors[k] for k in self.moving)
+        self.prior_partition += sum(belief.partition for belief in of_blocks if belief is not None)
         #: whether all factors are updated together from the first sweep on
         self.starts_together = schedule.order == "parallel" or (
             problem.tied and schedule.batch is None
@@ -326,7 +328,7 @@ class GraphEngine:
     def _limit(self, first: int) -> Limit:
         return Limit(self.n_gaussians, first, TRIES if self.problem.sparse else 1)
 
-    def _prior_of(self, k: int) -> Any:
+    def _prior_of(self, k: int) -> BlockBelief | None:
         if k in self.sparse:  # it may be flat
             return None
         block = self.dense[k]
@@ -464,17 +466,19 @@ class GraphEngine:
 
         Beliefs about linear models are unchanged, since their engines have them.
         """
-        blocks = list(state.blocks)
-        for k in self.blocks:
+        blocks: list[BlockBelief | SparseBelief] = []
+        for k, old in enumerate(state.blocks):
+            belief = old
             if k in self.sparse:
                 forms = self.sparse[k]
-                blocks[k] = forms.built(sites) if forms.n or blocks[k] is None else blocks[k]
-            elif self.problem.schedule.stores == "none":
-                blocks[k] = belief_from(*self.moving[k])
-            else:
-                blocks[k] = believed(self.dense[k], k, self.about, sites)
-            if blocks[k] is None:
+                belief = forms.built(sites) if forms.n or old is None else old
+            elif k in self.moving and self.problem.schedule.stores == "none":
+                belief = belief_from(*self.moving[k])
+            elif k in self.moving:
+                belief = believed(self.dense[k], k, self.about, sites)
+            if belief is None:
                 return None
+            blocks.append(belief)
         return tuple(blocks)
 
     @cached_property
@@ -521,7 +525,8 @@ class GraphEngine:
     def summary(self, state: GraphState, evidence: bool = True) -> Summary:
         n = self.n_gaussians
         precision, shift = state.beliefs[: 2 * n].reshape(n, 2).T
-        blocks = [state.blocks[k] for k in self.blocks]
+        beliefs = state.all_blocks
+        blocks = [beliefs[k] for k in self.blocks]
         with np.errstate(all="ignore"):
             mean, variance = shift / precision, 1.0 / precision
         return Summary(
@@ -553,7 +558,7 @@ class GraphEngine:
     def _sweep(self, state: GraphState, keep: bool, tick: Tick) -> Swept[GraphState]:
         """One sweep of the factors of the core."""
         if not self.batches:
-            evidence = sum(state.blocks[k].partition for k in self.sparse)
+            evidence = sum(state.all_blocks[k].partition for k in self.sparse)
             return Swept(state._replace(sweeps=state.sweeps + 1), 0.0, evidence)
         schedule, in_order = self.problem.schedule, self._is_in_order(state)
         work, looks = self._begin(state, keep), state.together
@@ -563,7 +568,7 @@ class GraphEngine:
         refused, failed = self.core.counts()
         self._refuse_the_impossible()
         self.remedy = remedy_for(self.reasons, state.damping)
-        blocks, settled = state.blocks, None
+        blocks, settled = state.all_blocks, None
         # one direction may move nothing and the next one much, if moments change sharply
         most = schedule.tol * schedule.damping * state.damping
         if self.sharp and in_order and state.change > most:
@@ -609,7 +614,7 @@ class GraphEngine:
             np.copyto(work.beliefs, self.added_up(work.sites))
         if not stores:
             work.sites[:] = work.scale[:] = 0.0
-        self._move_blocks(state.blocks)
+        self._move_blocks(state.all_blocks)
         return work
 
     def _run(self, state: GraphState, work: SweepArrays, tick: Tick) -> tuple[SweepArrays, Pace]:
@@ -648,8 +653,9 @@ class GraphEngine:
             if self.is_proper(anew):
                 np.copyto(beliefs, anew)
                 _, partition = core.compare(before, beliefs, self.n_gaussians)
+        old = state.all_blocks
         for k in self.blocks:
-            moved = change(state.blocks[k].summary, blocks[k].summary)
+            moved = change(old[k].summary, blocks[k].summary)
             moved /= pace.share if k in self.sparse else 1.0
             distance = float(np.maximum(distance, moved))
         partition += self.others.partition(beliefs)
@@ -762,7 +768,9 @@ class GraphEngine:
             np.copyto(mean, blocks[k].mean)
         for k, forms in self.sparse.items():
             at = forms.slot - len(self.problem.prior)
-            self.slots[at], self.slots[at + 1] = forms.beliefs(blocks[k]).T
+            belief = blocks[k]
+            assert isinstance(belief, SparseBelief)
+            self.slots[at], self.slots[at + 1] = forms.beliefs(belief).T
 
     def _to_the_limit(self, state: GraphState, beliefs: Array, sites: Array, scale: Array) -> bool:
         """Extrapolate to the limit of the sweeps when it is due. Whether to compare watched forms.
@@ -813,6 +821,6 @@ class GraphEngine:
                 return work._replace(beliefs=beliefs, sites=sites), blocks, share == 1.0
             share *= 0.5
             if share < 0.5**HALVINGS:
-                return work._replace(beliefs=before, sites=state.sites), state.blocks, False
+                return work._replace(beliefs=before, sites=state.sites), state.all_blocks, False
             sites = state.sites + 0.5 * (sites - state.sites)
             beliefs = before + 0.5 * (beliefs - before)

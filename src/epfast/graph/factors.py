@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,6 +32,10 @@ from epfast.losses.names import LossGiven
 from epfast.schedules import FilledSchedule
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+R = TypeVar("R")
+#: a method of a kind of factor, which takes neighbours and data of its own
+OfKind: TypeAlias = Callable[..., R]  # type: ignore[explicit-any]
 
 
 #: letters of the families, in patterns of neighbours: Gaussian, gamma, beta, categorical, Dirichlet
@@ -232,7 +236,7 @@ class Kind:
     instead: ClassVar[str] = "none, as it has no predictions"
 
     #: checks neighbours and data, and makes the batch
-    attach: Callable[..., Batch]
+    attach: OfKind[Batch]
 
     def sweep(self, batch: Batch, edges: Edges, tied: bool) -> GraphBatch:
         """The batch for the core, in the order of the program."""
@@ -281,7 +285,7 @@ def name_of(factor: Kind | LossGiven) -> str:
 
 
 @cache
-def takes(call: Callable[..., Batch | Array], first: int) -> inspect.Signature:
+def takes(call: OfKind[Batch | Array], first: int) -> inspect.Signature:
     """What a method of a kind takes from its parameter of this number on, without types."""
     taken = list(inspect.signature(call).parameters.values())[first:]
     return inspect.Signature([one.replace(annotation=one.empty) for one in taken])
@@ -289,7 +293,7 @@ def takes(call: Callable[..., Batch | Array], first: int) -> inspect.Signature:
 
 def bind(
     method: str,
-    call: Callable[..., Batch | Array],
+    call: OfKind[Batch | Array],
     kind: Kind,
     name: str,
     neighbours: tuple[Argument, ...],

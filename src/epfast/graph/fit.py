@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,7 +17,7 @@ from epfast.graph.catalogue.linear import kind_of
 from epfast.graph.catalogue.scale import ScaleFactor
 from epfast.graph.engine import GraphEngine
 from epfast.graph.factors import Kind, bind, name_of, of_one_kind
-from epfast.graph.joint import JointEngine, JointGraphPosterior, is_joint
+from epfast.graph.joint import JointEngine, JointGraphPosterior, JointOrOther, is_joint
 from epfast.graph.model import BLOCK, GraphModel
 from epfast.graph.posterior import GraphPosterior
 from epfast.graph.priors import Size
@@ -101,7 +101,7 @@ class Graph:
         -------
         Variables
         """
-        return self._new("gaussian", *priors.gaussian(size, mean, variance), name)
+        return self._new("gaussian", *priors.gaussian(size, mean, variance), name, Variables)
 
     def gamma(
         self,
@@ -127,7 +127,7 @@ class Graph:
         -------
         Variables
         """
-        return self._new("gamma", *priors.gamma(size, shape, rate), name)
+        return self._new("gamma", *priors.gamma(size, shape, rate), name, Variables)
 
     def scale(
         self, prior: Scale | None = None, size: Size = None, *, name: str | None = None
@@ -203,7 +203,7 @@ class Graph:
         -------
         Variables
         """
-        return self._new("beta", *priors.beta(size, alpha, beta), name)
+        return self._new("beta", *priors.beta(size, alpha, beta), name, Variables)
 
     def dirichlet(
         self,
@@ -251,7 +251,7 @@ class Graph:
         >>> g.fit()[p].concentration
         array([5., 2., 3.])
         """
-        return self._new("dirichlet", *priors.dirichlet(k, concentration, shape), name)
+        return self._new("dirichlet", *priors.dirichlet(k, concentration, shape), name, Variables)
 
     def categorical(
         self,
@@ -321,7 +321,7 @@ class Graph:
         if prior is not None and probabilities is not None:
             raise ValueError("prior and probabilities are both given; allowed: one of them")
         chosen = probabilities if prior is None else prior
-        return self._new("categorical", *priors.categorical(size, n, chosen), name)
+        return self._new("categorical", *priors.categorical(size, n, chosen), name, Variables)
 
     def block(
         self,
@@ -418,7 +418,7 @@ class Graph:
         shape: tuple[int, ...],
         natural: Array,
         name: str | None,
-        kind: type[Made] = Variables,  # type: ignore[assignment]
+        kind: type[Made],
     ) -> Made:
         """Make variables with these natural parameters of their priors, (n, k)."""
         self._check_name(name)
@@ -599,7 +599,7 @@ class Graph:
         watched = None if watch is None else self._model.form("watch", watch, blocks=False)
         if joint and watched is not None:
             raise ValueError("watch is given with reading='joint'; allowed: None")
-        engine: Any = JointEngine(problem) if joint else GraphEngine(problem, watched)
+        engine: JointOrOther = JointEngine(problem) if joint else GraphEngine(problem, watched)
         fit = None
         try:
             fit = run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from epfast.graph.beliefs import BlockBelief
 from epfast.graph.blocks import belief_of
 from epfast.graph.engine import FAR, remedy_for
 from epfast.graph.factors import HALF_LOG_2PI, Batch, Beliefs
+from epfast.graph.own import Factor
 from epfast.graph.posterior import GraphPosterior
 from epfast.graph.problem import GraphProblem
 from epfast.graph.variables import LinearForm
@@ -26,6 +27,9 @@ from epfast.operators.laplace import LaplaceMessages, kinks
 from epfast.operators.tilted import FactorCavities, FactorRows, Tilted, maximum
 from epfast.schedules import EP
 
+#: the state of a posterior with joint sites, and an engine with joint sites or with others: what a
+#: graph reads of them is the same, and they share no class
+JointOrOther: TypeAlias = Any  # type: ignore[explicit-any]
 #: singular values of a precision matrix, relative to the largest, that count as 0
 NOTHING = 1e-12
 
@@ -132,10 +136,11 @@ class JointEngine:
         self.prior = BlockBelief(np.diag(variance), mean, partition)
         self.at = [batch.table for batch in problem.model.batches]
         self.rows = [FactorRows(batch.data, batch.rows) for batch in problem.model.batches]
-        factors: list[Any] = [batch.factor for batch in problem.model.batches]
+        factors = [batch.factor for batch in problem.model.batches]
         self.tilted = [
             factor.tilted(("gaussian",) * at.shape[1])
             for factor, at in zip(factors, self.at, strict=True)
+            if isinstance(factor, Factor)
         ]
         starts = np.cumsum([0, *(batch.n for batch in problem.model.batches)])
         order = problem.model.order()
@@ -291,7 +296,7 @@ class JointGraphPosterior(GraphPosterior):
         Covariance of all variables, in the order in which they were made.
     """
 
-    state: Any
+    state: JointOrOther
 
     @property
     def covariance(self) -> Array:

@@ -75,7 +75,7 @@ class LearnedMessages:
             return changed(self.given)
         return tuple(None if op is None else changed(op) for op in self.given)
 
-    def fit(self, tilted: None, cavities: FactorCavities) -> Projections:
+    def fit(self, cavities: FactorCavities) -> Projections:
         """Projections by the operators, which learn on the way."""
         n, kinds = cavities.n, [KINDS[family] for family in self.inputs]
         with np.errstate(all="ignore"):  # overflows are refused below

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +32,7 @@ from epfast.operators.quadrature import QuadratureMessages
 from epfast.operators.tilted import (
     FactorCavities,
     FactorRows,
+    MessageScheme,
     Projections,
     Tilted,
     called,
@@ -44,24 +47,57 @@ NAMED = {
 }
 
 
+@runtime_checkable
+class Projects(Protocol):
+    """An object of the user that projects messages."""
+
+    def project(
+        self, messages: tuple[Array, ...], data: dict[str, Array], /
+    ) -> tuple[ArrayLike, Sequence[ArrayLike]]: ...
+
+
+@runtime_checkable
+class ProjectsPowers(Protocol):
+    """One that may project those of powers of its factor."""
+
+    takes_power: bool
+
+    def project(
+        self, messages: tuple[Array, ...], data: dict[str, Array], /, *, power: float
+    ) -> tuple[ArrayLike, Sequence[ArrayLike]]: ...
+
+
 class Projecting:
     """An object of the user with ``project(messages, data)``, as a scheme."""
 
     families: frozenset[str] = frozenset(FAMILIES)
     reasons: tuple[str, ...] = ("", "project() gave NaN")
 
-    def __init__(self, given: Any) -> None:
-        self.given = given
+    def __init__(self, given: Projects | ProjectsPowers) -> None:
         self.takes_flat = bool(getattr(given, "takes_flat", False))
-        self.takes_power = bool(getattr(given, "takes_power", False))
+        #: the object if its calls have powers, or if they have none
+        self.of_powers: ProjectsPowers | None = None
+        self.plain: Projects | None = None
+        if isinstance(given, ProjectsPowers) and given.takes_power:
+            self.of_powers = given
+        elif isinstance(given, Projects):
+            self.plain = given
+
+    @property
+    def takes_power(self) -> bool:
+        return self.of_powers is not None
 
     def refuses(self, families: tuple[str, ...]) -> str | None:
         return None
 
-    def fit(self, tilted: None, cavities: FactorCavities) -> Projections:
-        more = {"power": cavities.power} if self.takes_power else {}
+    def fit(self, cavities: FactorCavities) -> Projections:
         messages = tuple(eta.copy() for eta in cavities.messages)
-        answer = self.given.project(messages, cavities.rows.data, **more)
+        data = cavities.rows.data
+        if self.of_powers is not None:
+            answer = self.of_powers.project(messages, data, power=cavities.power)
+        else:
+            assert self.plain is not None
+            answer = self.plain.project(messages, data)
         if not (isinstance(answer, tuple | list) and len(answer) == 2):
             raise TypeError(
                 f"project() returned {_checks.describe(answer)}; allowed: a pair of log_z (n,) and "
@@ -91,6 +127,18 @@ def _checked(name: str, value: ArrayLike, shape: tuple[int, ...]) -> Array:
     if given.shape != shape:
         raise ValueError(f"project() returned {name} of shape {given.shape}; allowed: {shape}")
     return np.array(given, dtype=np.float64)
+
+
+#: what is taken for the scheme of a factor
+SchemeGiven: TypeAlias = (
+    str
+    | MessageScheme
+    | Operator
+    | tuple[Operator | None, ...]
+    | list[Operator | None]
+    | Projects
+    | ProjectsPowers
+)
 
 
 @dataclass(frozen=True)
@@ -175,12 +223,14 @@ class Factor(Kind):
         "post[...] of its neighbours: draw from their beliefs and call your log_t"
     )
     log_t: UserFunction | None = None
-    scheme: Any = "laplace"
+    scheme: SchemeGiven = "laplace"
     gradient: UserFunction | None = field(default=None, kw_only=True)
     hessian: UserFunction | None = field(default=None, kw_only=True)
 
     #: the scheme with the methods ``refuses`` and ``fit`` of those of the library
-    messages: Any = field(init=False, repr=False, compare=False)
+    messages: MessageScheme | LearnedMessages | Projecting = field(
+        init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         scheme = self.scheme
@@ -191,7 +241,7 @@ class Factor(Kind):
             check_operators(scheme)
             scheme = scheme if isinstance(scheme, Operator) else tuple(scheme)
             messages, own = LearnedMessages(scheme), "an operator"
-        elif not isinstance(scheme, tuple(NAMED.values())):
+        elif not isinstance(scheme, MessageScheme):
             if isinstance(scheme, type) or not callable(getattr(scheme, "project", None)):
                 raise TypeError(
                     f"scheme is {_checks.describe(scheme)}; allowed: "
@@ -216,11 +266,16 @@ class Factor(Kind):
     def learned(self) -> LearnedMessages | None:
         return self.messages if isinstance(self.messages, LearnedMessages) else None
 
-    def tilted(self, families: tuple[str, ...]) -> Tilted | None:
-        """The tilted density of neighbours of these families. None without a log_t."""
-        if self.log_t is None:
-            return None
+    def tilted(self, families: tuple[str, ...]) -> Tilted:
+        """The tilted density of neighbours of these families, of a factor that has a log_t."""
+        assert self.log_t is not None
         return Tilted(families, self.log_t, self.gradient, self.hessian)
+
+    def projections(self, families: tuple[str, ...]) -> Callable[[FactorCavities], Projections]:
+        """What finds the projections of factors with neighbours of these families."""
+        if isinstance(self.messages, MessageScheme):
+            return partial(self.messages.fit, self.tilted(families))
+        return self.messages.fit
 
     def attach(self, /, *neighbours: Variables, **data: ArrayLike) -> Batch:
         scheme = self.messages
@@ -285,7 +340,7 @@ class BatchFits:
     def __init__(
         self, kind: Factor, batch: Batch, families: tuple[str, ...], widths: Index
     ) -> None:
-        self.scheme, self.tilted = kind.messages, kind.tilted(families)
+        self.fit, self.why = kind.projections(families), kind.messages.reasons
         self.families, self.ends = families, np.cumsum(widths)[:-1]
         self.rows = FactorRows(batch.data, batch.rows)
         for value in batch.data.values():
@@ -314,9 +369,9 @@ class BatchFits:
         first, stop = int(rows[0]), int(rows[-1]) + 1
         which = slice(first, stop) if stop - first == len(rows) else rows
         data = self.rows.select(which)
-        answer = self.scheme.fit(self.tilted, FactorCavities(messages, flat, start, data, power))
+        answer = self.fit(FactorCavities(messages, flat, start, data, power))
         for number in answer.reason[answer.reason > 0].tolist():
-            self.reasons[self.scheme.reasons[number]] += 1
+            self.reasons[self.why[number]] += 1
         failed = (answer.reason > 0).astype(np.uint8)
         return answer.log_z, np.concatenate(answer.targets, axis=1), failed
 

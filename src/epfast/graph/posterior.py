@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import Any, overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 from scipy import special
@@ -37,6 +37,9 @@ from epfast.inference.report import Drawn, checked_level, interval, to_arviz
 from epfast.inference.runtime import cached_property
 from epfast.losses.names import LossGiven
 from epfast.operators.just_in_time import Operator
+
+if TYPE_CHECKING:
+    from xarray import DataTree
 
 #: names of the predictions that factors may have
 METHODS = ("predict", "predict_variance", "predict_proba", "log_predictive")
@@ -139,8 +142,9 @@ class GraphPosterior(Recorded):
     @property
     def beliefs(self) -> Beliefs:
         """The beliefs, by which factors predict."""
-        numbers = [prior.number for prior in self.problem.model.blocks]
-        blocks = dict(zip(numbers, self.state.blocks, strict=True))
+        priors = self.problem.model.blocks
+        pairs = zip(priors, self.state.blocks, strict=True)
+        blocks = {prior.number: belief for prior, belief in pairs if belief is not None}
         return Beliefs(self.problem.at, self.state.beliefs, blocks, self._log_z)
 
     def _log_z(self, batch: Batch) -> Array:
@@ -337,7 +341,7 @@ class GraphPosterior(Recorded):
             draws[name] = drawn**-0.5 if isinstance(made, Scales) else drawn
         return draws
 
-    def to_arviz(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> Any:
+    def to_arviz(self, draws: int = 1000, rng: np.random.Generator | int | None = 0) -> DataTree:
         """Draws for ArviZ, as one chain, as :meth:`epfast.FullPosterior.to_arviz` for rows.
 
         Parameters
@@ -381,8 +385,9 @@ class GraphPosterior(Recorded):
                 drawn.log_likelihood[one.name] = one.log_likelihood()
             with suppress(ValueError):  # losses whose responses cannot be drawn
                 drawn.posterior_predictive[one.name] = one.replicate(rng)
-        if len(drawn.posterior_predictive) == len(problem.model.batches):
-            blocks: Any = tuple(map(belief_of_prior, problem.model.blocks))
+        blocks = tuple(map(belief_of_prior, problem.model.blocks))
+        proper = all(belief is not None for belief in blocks)
+        if proper and len(drawn.posterior_predictive) == len(problem.model.batches):
             prior_state = self.state._replace(beliefs=problem.prior, blocks=blocks)
             with suppress(ValueError):  # improper priors
                 prior = GraphPosterior(prior_state, problem, False, []).sample(size, rng)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,6 +14,7 @@ from epfast._arrays import AnyArray, Array
 from epfast._core.graph import compare, runs
 from epfast.gaussian.forms.sparse import Pace
 from epfast.gaussian.shards import WarmStart
+from epfast.graph.beliefs import BlockBelief, SparseBelief
 from epfast.graph.blocks import BlockPrior, LinearState, is_linear
 from epfast.graph.catalogue.linear import LinearFactor
 from epfast.graph.factors import Batch, Edges
@@ -130,15 +131,21 @@ class GraphState(NamedTuple):
     grown: int = 0
     #: damping beside that of the schedule, which is lower after sweeps that diverged
     damping: float = 1.0
-    #: beliefs about blocks, of :class:`epfast.graph.beliefs.BlockBelief` or
-    #: :class:`epfast.graph.beliefs.SparseBelief`
-    blocks: tuple[Any, ...] = ()
+    #: beliefs about blocks. None: it is yet to be made of the sites, as in a file
+    blocks: tuple[BlockBelief | SparseBelief | None, ...] = ()
     #: states of blocks that are linear models, see :class:`epfast.graph.blocks.LinearPart`
     linear: tuple[LinearState, ...] = ()
     #: their sites in a file, which states follow from
     starts: tuple[WarmStart, ...] = ()
     #: of forms over blocks with a sparse precision
     pace: Pace = Pace()
+
+    @property
+    def all_blocks(self) -> tuple[BlockBelief | SparseBelief, ...]:
+        """Beliefs about all blocks, which a state has from its completion on."""
+        beliefs = tuple(belief for belief in self.blocks if belief is not None)
+        assert len(beliefs) == len(self.blocks)
+        return beliefs
 
 
 class UpdateOrder(NamedTuple):

@@ -11,7 +11,6 @@ from epfast.graph.own import Factor
 from epfast.inference import ConvergenceWarning
 from epfast.inference.records import warn_user
 from epfast.operators.just_in_time import Operator
-from epfast.operators.scheme import audit_warning
 
 
 def learning_of(batches: tuple[Batch, ...]) -> dict[int, LearnedMessages]:
@@ -66,8 +65,9 @@ def questions_of(batches: tuple[Batch, ...]) -> tuple[int, int] | None:
 
 def warn_of_operators(batches: tuple[Batch, ...]) -> None:
     """Warn if audits contradicted operators."""
-    for message in filter(None, map(audit_warning, _operators_of(batches))):
-        warn_user(message, ConvergenceWarning)
+    for operator in _operators_of(batches):
+        if message := operator.warning():
+            warn_user(message, ConvergenceWarning)
 
 
 def operator_of(batches: tuple[Batch, ...], batch: int) -> Given:

@@ -12,12 +12,22 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from scipy import sparse
 
 from epfast import _checks
-from epfast._arrays import CSR, AnyArray, Array, Matrix, RowsGiven, Which, entries_of, is_sparse
+from epfast._arrays import (
+    CSR,
+    AnyArray,
+    Array,
+    Matrix,
+    RowsGiven,
+    Slice,
+    Which,
+    entries_of,
+    is_sparse,
+)
 from epfast.gaussian.sparse import as_csr
 
 Index = NDArray[np.intp]
 #: an index along an axis, and that of an array of variables
-Part = int | slice | EllipsisType | list[int] | NDArray[np.integer] | NDArray[np.bool_] | None
+Part = int | Slice | EllipsisType | list[int] | Index | NDArray[np.int32] | NDArray[np.bool_] | None
 Key = Part | tuple[Part, ...]
 
 

@@ -47,7 +47,7 @@ def mixed(steps: tuple[Step, ...]) -> Sites | None:
     return Sites(*map(combined, *(step.sites for step in steps)))
 
 
-def shares_of(moves: Sequence[Array]) -> Array | None:
+def shares_of(moves: Sequence[Array], largest: float = LARGEST_SHARE) -> Array | None:
     """Coefficients of steps with these changes, which sum to 1. None if they are ill-conditioned.
 
     The combined change is the shortest. A linear map would have its fixed point there
@@ -57,6 +57,8 @@ def shares_of(moves: Sequence[Array]) -> Array | None:
     ----------
     moves : sequence of ndarray of shape (n,)
         Two or more.
+    largest : float
+        The largest coefficient that says something.
 
     Returns
     -------
@@ -74,4 +76,4 @@ def shares_of(moves: Sequence[Array]) -> Array | None:
     kept = values > values[-1] / CONDITION
     back = vectors[:, kept] / values[kept] @ (vectors[:, kept].T @ last)
     share = np.append(back, 1.0) - np.append(0.0, back)
-    return share if np.abs(share).max() <= LARGEST_SHARE else None
+    return share if np.abs(share).max() <= largest else None

@@ -1,8 +1,9 @@
 """Messages of factors that have no closed form: by quadrature, Laplace, sampling, or learned.
 
 An oracle gives true messages: ``oracles`` by a scheme, by ``quadrature`` of a log density and by a
-function, ``sampled`` by weighted draws. ``just_in_time`` is the operator that learns them,
-``learners`` what it learns with, and ``scheme`` an operator as a scheme of sites.
+function, ``sampled`` by weighted draws. ``resolve`` says which one a user means. ``just_in_time``
+is the operator that learns them, ``learners`` what it learns with, and ``scheme`` an operator as a
+scheme of sites.
 ``quadrature``, ``laplace`` and ``importance`` serve factors of graphs as well.
 """
 

@@ -28,7 +28,8 @@ from epfast.operators.learners import (
     FourierLearner,
 )
 from epfast.operators.messages import KINDS, Messages, check_data, check_messages, check_places
-from epfast.operators.oracles import Answer, Oracle, OracleGiven, SiteOracle, as_oracle
+from epfast.operators.oracles import Answer, Oracle, SiteOracle
+from epfast.operators.resolve import OracleGiven, as_oracle
 from epfast.schemes import Scheme
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 GROWTH, WITH_NOISE = 1.22, 1.5
 #: standard deviation of log Z that is as good as one of the other targets
 LOG_Z = 3.0
+#: share of messages beyond the tolerance above which a fit warns, where the audits show it
+TOO_MANY = 0.05
 #: standard deviation that a tuple nearby may leave unknown, over the tolerance
 NEARER = 0.03
 #: limits of the core: targets, inputs and columns of data
@@ -210,7 +213,7 @@ class Operator:
     True
     """
 
-    oracle: OracleGiven | Scheme | str
+    oracle: OracleGiven
     inputs: tuple[str, ...] = ("gaussian",)
     output: int | Sequence[int] = 0
     tolerance: float = 0.03
@@ -316,12 +319,7 @@ class Operator:
     @property
     def asked(self) -> Oracle:
         """The oracle. A scheme without a loss is none."""
-        if isinstance(self.oracle, Oracle):
-            return self.oracle
-        raise ValueError(
-            f"the oracle is {self.oracle!r}, a scheme without a loss; allowed for messages: "
-            f"epfast.operators.SiteOracle(loss, {self.oracle!r}), or another Oracle"
-        )
+        return as_oracle(self.oracle, self.inputs, self.places)
 
     @property
     def n_targets(self) -> int:
@@ -359,6 +357,17 @@ class Operator:
         level = checked_level(level)
         n, k = len(self.audited), sum(wrong for _, wrong in self.audited)
         return 1.0 if k == n else float(special.betaincinv(k + 1, n - k, level))
+
+    def warning(self) -> str:
+        """What a fit warns of: audits that were wrong. Empty if nothing."""
+        n, wrong = len(self.audited), sum(beyond for _, beyond in self.audited)
+        # Clopper and Pearson's lower limit, at 95 %
+        if wrong and special.betaincinv(wrong, n - wrong + 1, 0.05) > TOO_MANY:
+            return (
+                f"{wrong} of {n} audited messages of the operator were beyond its tolerance; lower "
+                "it, or audit more often (audit=)"
+            )
+        return ""
 
     # ---- messages ----
 
@@ -641,7 +650,7 @@ class Operator:
         cls,
         arrays: dict[str, Array],
         header: SavedHeader,
-        oracle: OracleGiven | Scheme | str | None,
+        oracle: OracleGiven | None,
     ) -> Operator:
         """The operator that :meth:`save` wrote; oracle: what it asked."""
         saved = header["oracle"]
@@ -668,7 +677,7 @@ def _row(data: Array | None, i: int) -> Array | None:
     return None if data is None else data[i : i + 1]
 
 
-def described(oracle: OracleGiven | Scheme | str) -> str:
+def described(oracle: OracleGiven) -> str:
     """An oracle in words, without the addresses of its functions."""
     beta = oracle.loss.beta if isinstance(oracle, SiteOracle) else 1.0
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(oracle)) + f", beta={beta:g}" * (beta != 1.0)

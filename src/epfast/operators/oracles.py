@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import LowLevelCallable
 
 from epfast import _checks, losses, schemes
 from epfast._arrays import Array, UserFunction
-from epfast.losses import CustomSite, Loss
-from epfast.losses.custom import compiled
+from epfast.losses import Loss
 from epfast.operators.messages import KINDS, check_data, check_messages, check_places
 from epfast.operators.quadrature import QuadratureMessages
 from epfast.operators.tilted import FactorCavities, FactorRows, Tilted
@@ -384,47 +382,3 @@ class CallableOracle(Oracle):
                     f"{name('errors')} are not 0; allowed with exact=True: None (say exact=False)"
                 )
         return values, sd, log_z
-
-
-#: what is taken for an oracle
-OracleGiven: TypeAlias = Oracle | Loss | LowLevelCallable | UserFunction
-
-
-def as_oracle(
-    given: OracleGiven,
-    inputs: tuple[str, ...],
-    outputs: tuple[int, ...],
-) -> Oracle:
-    """The oracle that is meant.
-
-    Parameters
-    ----------
-    given : Oracle, Loss, scipy.LowLevelCallable, numba.cfunc or callable
-        A Loss is asked by scheme "exact". A compiled function has the signature of
-        :class:`epfast.losses.CustomSite`. Another callable is a :class:`CallableOracle`.
-    inputs, outputs : tuple
-        As in :class:`DensityOracle`. What an oracle has is not changed.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything else, with what is allowed.
-    """
-    if isinstance(given, Oracle):
-        oracle = given
-    elif isinstance(given, Loss) or compiled("oracle", given) is not None:
-        oracle = SiteOracle(given if isinstance(given, Loss) else CustomSite(given))
-    elif callable(given) and not isinstance(given, type):
-        return CallableOracle(given, inputs, outputs)
-    else:
-        raise TypeError(
-            f"oracle is {_checks.describe(given)}; allowed: an Oracle, a scheme, a Loss, a "
-            "SampledFactor, a callable (messages) -> (targets, errors), a compiled function"
-        )
-    for name, own, wanted in (
-        ("inputs", oracle.inputs, inputs),
-        ("outputs", oracle.outputs, outputs),
-    ):
-        if own != wanted:
-            raise ValueError(f"{name} is {wanted}; allowed with the oracle {oracle!r}: {own}")
-    return oracle

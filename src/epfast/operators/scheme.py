@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
-from typing import Self, Unpack
+from typing import Unpack
 
 import numpy as np
-from scipy import special
 
-from epfast import _checks, schemes
+from epfast import _checks
 from epfast._arrays import Array
 from epfast._core.just_in_time import LearnedSite
 from epfast._core.loss import CoreLoss
@@ -20,16 +19,17 @@ from epfast.inference import DataWarning
 from epfast.inference.records import warn_user
 from epfast.losses import CustomLoss, CustomSite, Loss
 from epfast.operators.just_in_time import AUDIT, ORACLE_ALONE, PAPER, Operator, Settings
-from epfast.operators.oracles import Oracle, OracleGiven, SiteOracle, responses_of
-from epfast.operators.sampled import SampledFactor
+from epfast.operators.oracles import SiteOracle
+from epfast.operators.resolve import OracleGiven, as_oracle
 from epfast.schedules import FilledSchedule
-from epfast.schemes import Exact, ImportanceSampling, RowScheme, Scheme
+from epfast.schemes import Exact, RowScheme
 
 Triple = tuple[float, float, float]
-#: share of messages beyond the tolerance above which a fit warns, where the audits show it
-TOO_MANY = 0.05
 #: default tolerances: n sites share TOGETHER, between LEAST and SAFE. A fit warns above ADDED_UP
 TOGETHER, LEAST, SAFE, ADDED_UP = 10.0, 1e-3, 0.03, 60.0
+#: errors of an oracle's answers, added up over the sites as :func:`noise_of` does, above which a
+#: fit warns: means are then off by a half to three times that, in standard deviations
+NOISY = 0.5
 
 
 class Learned(RowScheme):
@@ -53,13 +53,15 @@ class Learned(RowScheme):
     **settings
         Those of the operator that is made, see :class:`Operator`: ``tolerance`` (10 / n for n
         sites, between 0.001 and 0.03, which keeps means within some 0.03 of their standard
-        deviations where the oracle is exact; draws of a :class:`SampledFactor` add their own
-        errors, 0.04 to 1.5 in fits of 400 counts), ``features``, ``batch``, ``cap``, ``audit``,
+        deviations where the oracle is exact), ``features``, ``batch``, ``cap``, ``audit``,
         ``targets``, ``seed``, ``data_width``, ``threshold``, ``width``.
 
     Notes
     -----
     For ``fit_linear`` with a full covariance and for ``fit_gp``, any schedule, one thread.
+    Standard errors of the oracle's answers, such as those of a :class:`SampledFactor`, add up over
+    the sites. A fit warns where means may be off by half of their standard deviations.
+
     Responses enter as arcsinh. The label of a loss of the margin is folded into h unless
     ``data_width`` is 1. ``weights`` other than whole numbers, ``beta`` and powers are those of
     another factor, and refused.
@@ -82,12 +84,14 @@ class Learned(RowScheme):
 
     learns = True
     one_dimension = "an operator learns sites of one value"
+    #: those of the fit. None: there is none yet, or a stream
+    n_sites: int | None = None
 
     def __init__(
         self,
         operator: Operator | None = None,
         *,
-        oracle: OracleGiven | Scheme | str | None = None,
+        oracle: OracleGiven | None = None,
         polish: int = 0,
         paper: bool = False,
         **settings: Unpack[Settings],
@@ -124,7 +128,9 @@ class Learned(RowScheme):
             return f"scheme is Learned and {loss!r} has several latents; allowed: 'exact'"
         return None
 
-    def bound(self, loss: Loss, covariance: str, schedule: FilledSchedule, n: int | None) -> Self:
+    def bound(
+        self, loss: Loss, covariance: str, schedule: FilledSchedule, n: int | None
+    ) -> Learned:
         """A copy for one fit of sites of the loss, whose operator learns by itself."""
         power = 1.0 if schedule.power is None else schedule.power
         if self.polish and schedule.stores == "none":
@@ -142,15 +148,13 @@ class Learned(RowScheme):
                 f"the operator has inputs {operator.inputs} and output {operator.places}; allowed "
                 "for sites: one Gaussian input, output 0"
             )
-        if isinstance(operator.oracle, str | Scheme):
-            # for this loss; sites shift their cavities by offsets: the oracle sees none
-            oracle = oracle_of_scheme(operator.oracle, loss.with_offset(False))
-        else:
-            oracle = operator.asked
+        # sites shift their cavities by offsets: the oracle sees none
+        oracle = as_oracle(
+            operator.oracle, operator.inputs, operator.places, loss.with_offset(False)
+        )
         if self.settings is not None:
-            usual = tolerance_for(n) if oracle.exact else SAFE
-            usual_settings = Settings(data_width=data_width_of(loss), tolerance=usual)
-            operator = Operator(oracle, **(usual_settings | self.settings | {"power": power}))
+            usual = Settings(data_width=data_width_of(loss), tolerance=tolerance_for(n))
+            operator = Operator(oracle, **(usual | self.settings | {"power": power}))
         elif oracle is not operator.oracle:
             width = operator.data_width or data_width_of(loss)
             operator = replace(operator, oracle=oracle, data_width=width)
@@ -178,7 +182,9 @@ class Learned(RowScheme):
                 f"note to go: tolerance={tolerance_for(n):.2g}, or polish=1",
                 DataWarning,
             )
-        return Learned(operator, polish=self.polish)  # type: ignore[return-value]
+        learned = Learned(operator, polish=self.polish)
+        learned.n_sites = n
+        return learned
 
     @contextmanager
     def polishing(self) -> Iterator[None]:
@@ -208,42 +214,37 @@ class Learned(RowScheme):
         return self.operator.calls, self.operator.audits
 
     def warning(self) -> str:
-        """What a fit warns of: audits that were wrong. Empty if nothing."""
-        warning = audit_warning(self.operator)
-        return f"{warning}, or polish" if warning else ""
+        """What a fit warns of: audits that were wrong, errors that add up. Empty if nothing."""
+        wrong = self.operator.warning()
+        notes = [f"{wrong}, or polish"] if wrong else []
+        # sites of the oracle alone have errors of their own, which do not add up
+        if not self.polish and self.operator.threshold is None and self.n_sites:
+            notes += filter(None, [noise_warning(self.operator, self.n_sites)])
+        return "; ".join(notes)
 
 
-def audit_warning(operator: Operator) -> str:
-    """What a fit warns of: audits that were wrong. Empty if nothing."""
-    n, wrong = len(operator.audited), sum(beyond for _, beyond in operator.audited)
-    # Clopper and Pearson's lower limit, at 95 %
-    if wrong and special.betaincinv(wrong, n - wrong + 1, 0.05) > TOO_MANY:
-        return (
-            f"{wrong} of {n} audited messages of the operator were beyond its tolerance; lower it, "
-            "or audit more often (audit=)"
-        )
-    return ""
+def noise_of(operator: Operator, n: int) -> float:
+    """The standard errors of what the oracle has answered, added up over n sites.
 
-
-def log_factor(loss: Loss, h: Array, data: Array | None = None) -> Array:
-    """Log of the factor of a loss, as :class:`SampledFactor` takes it."""
-    return -loss.values(h, responses_of(loss, data, len(h)))
-
-
-def oracle_of_scheme(given: str | Scheme, loss: Loss) -> Oracle:
-    """The oracle that asks a scheme about a loss.
-
-    :class:`epfast.ImportanceSampling` draws as a :class:`SampledFactor` does.
+    In standard deviations of cavities. m answers leave 1 / sqrt(m) of their errors to a smooth
+    regression, whose errors are alike at sites that are.
     """
-    scheme = schemes.resolve(given)
-    if not isinstance(scheme, ImportanceSampling):
-        return SiteOracle(loss, scheme)
-    resolved = SiteOracle(loss, "exact").loss
-    reason = scheme.refuses(resolved, "row")
-    if reason is not None:
-        raise ValueError(reason)
-    density = partial(log_factor, resolved)
-    return SampledFactor(log_density=density, draws=max(10, scheme.samples), seed=scheme.seed)
+    errors = [row.errors[0] for row in operator.store]
+    return n * float(np.linalg.norm(errors)) / max(1, len(errors))
+
+
+def noise_warning(operator: Operator, n: int) -> str:
+    """What a fit of n sites warns of: answers of the oracle that are too noisy for so many."""
+    noise = noise_of(operator, n)
+    if noise <= NOISY:
+        return ""
+    # it asks until the regression is within the tolerance, so that this decides
+    enough = operator.tolerance * NOISY / noise
+    return (
+        f"the oracle's answers have standard errors, which add up over {n} sites: means may be off "
+        f"by {noise:.1g} standard deviations; allowed for the note to go: tolerance={enough:.1g} "
+        "or less, with more draws for each answer (SampledFactor(draws=)) it asks less often"
+    )
 
 
 def ask_oracle(

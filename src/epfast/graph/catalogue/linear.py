@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -25,6 +24,7 @@ from epfast.graph.factors import (
     Beliefs,
     Edges,
     Kind,
+    OfKind,
     batch_of_forms,
     chain_times,
     check_numbers,
@@ -119,7 +119,7 @@ def noisy_moments(q: Beliefs, form: LinearForm, noise: ArrayLike) -> tuple[Array
     return mean.ravel(), variance.ravel() + numbers_of("noise", noise, form.shape, least=0.0)
 
 
-def by_loss(method: str) -> Callable[..., Array]:
+def by_loss(method: str) -> OfKind[Array]:
     """The prediction of a loss at linear forms."""
 
     def predicted(self: LossFactor, q: Beliefs, form: Linear, *, noise: Given = None) -> Array:
