@@ -152,14 +152,14 @@ class SitesOfFactors(NamedTuple):
 
     def find(self, batch: Batch) -> Index:
         """The places of the factors of a batch. -1: there is none."""
-        keys = 1 + max(self.key.max(initial=0), batch.key_of_each.max(initial=0))
-        rows = np.zeros(keys, dtype=np.intp)
-        for key, row in ((self.key, self.row), (batch.key_of_each, batch.rows)):
-            np.maximum.at(rows, key, row + 1)
-        first = ends(rows)
-        place = np.full(first[-1], -1)
-        place[first[self.key] + self.row] = np.arange(len(self.key))
-        return np.asarray(place[first[batch.key_of_each] + batch.rows])
+        width = 1 + max(self.row.max(initial=0), batch.rows.max(initial=0))
+        mine, wanted = self.key * width + self.row, batch.key_of_each * width + batch.rows
+        turn, order = np.argsort(mine), np.argsort(wanted)  # what is sorted is found in the cache
+        mine, at = mine[turn], np.full(batch.n, -1)
+        place = np.minimum(np.searchsorted(mine, wanted[order]), max(0, len(mine) - 1))
+        there = mine[place] == wanted[order] if len(mine) else np.zeros(batch.n, dtype=bool)
+        at[order[there]] = turn[place[there]]
+        return at
 
 
 class GraphStart(Protocol):

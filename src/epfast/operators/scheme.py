@@ -238,12 +238,12 @@ def noise_warning(operator: Operator, n: int) -> str:
     noise = noise_of(operator, n)
     if noise <= NOISY:
         return ""
-    # it asks until the regression is within the tolerance, so that this decides
-    enough = operator.tolerance * NOISY / noise
+    # errors fall more slowly than the tolerance, and answers of more noise than it settle nothing
+    less = (NOISY / noise) ** 2
     return (
         f"the oracle's answers have standard errors, which add up over {n} sites: means may be off "
-        f"by {noise:.1g} standard deviations; allowed for the note to go: tolerance={enough:.1g} "
-        "or less, with more draws for each answer (SampledFactor(draws=)) it asks less often"
+        f"by {noise:.1g} standard deviations; try tolerance={operator.tolerance * less:.1g} or "
+        f"less, and {1.0 / less:.1g} times as many draws for each answer (SampledFactor(draws=))"
     )
 
 
