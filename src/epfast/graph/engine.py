@@ -38,7 +38,7 @@ from epfast.graph.factors import Batch
 from epfast.graph.limit import FIRST, SLOW, TRIES, Limit
 from epfast.graph.problem import GraphProblem, GraphState, legal
 from epfast.graph.sparse_blocks import FormsOnPattern, SparseBlockPrior, naturals
-from epfast.graph.variables import Index, LinearForm, ends
+from epfast.graph.variables import Index, LinearForm, by_key, ends
 from epfast.inference import Counts, Sites, Summary, Swept
 from epfast.inference.loop import change
 from epfast.inference.runtime import Tick, cached_property
@@ -150,16 +150,17 @@ class SitesOfFactors(NamedTuple):
         inner = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
         return starts, self.numbers[np.repeat(self.first[which], counts) + inner]
 
-    def find(self, batch: Batch) -> Index:
-        """The places of the factors of a batch. -1: there is none."""
-        width = 1 + max(self.row.max(initial=0), batch.rows.max(initial=0))
-        mine, wanted = self.key * width + self.row, batch.key_of_each * width + batch.rows
+    def find(self, key: Index, row: Index) -> Index:
+        """The places of some factors. -1: there is none."""
+        if not len(self.key):
+            return np.full(len(key), -1)
+        width = 1 + max(self.row.max(), row.max(initial=0))
+        mine, wanted = self.key * width + self.row, key * width + row
         turn, order = np.argsort(mine), np.argsort(wanted)  # what is sorted is found in the cache
-        mine, at = mine[turn], np.full(batch.n, -1)
-        place = np.minimum(np.searchsorted(mine, wanted[order]), max(0, len(mine) - 1))
-        there = mine[place] == wanted[order] if len(mine) else np.zeros(batch.n, dtype=bool)
-        at[order[there]] = turn[place[there]]
-        return at
+        place = np.searchsorted(mine[turn], wanted[order])
+        found = np.empty_like(turn, shape=len(key))
+        found[order] = turn[np.minimum(place, len(turn) - 1)]
+        return np.where(mine[found] == wanted, found, -1)
 
 
 class GraphStart(Protocol):
@@ -181,10 +182,12 @@ def kept_sites(
     their old sites. If they shared a site before, each factor gets that site.
     """
     old, sites, scales = start.by_factor, [], []
-    for batch in batches:
+    keys = np.concatenate([batch.key_of_each for batch in batches])
+    places = old.find(keys, np.concatenate([batch.rows for batch in batches]))
+    parts = np.split(places, np.cumsum([batch.n for batch in batches])[:-1])
+    for batch, at in zip(batches, parts, strict=True):
         counts = problem.numbers(batch)
         kept, scale = np.zeros(counts.sum()), np.zeros(batch.n)
-        at = old.find(batch)
         if (at >= 0).any():
             there = (at >= 0) & (old.counts[at] == counts)
             kept[np.repeat(there, counts)] = old.select(at[there])[1]
@@ -801,11 +804,9 @@ class GraphEngine:
                 first, stop, False, beliefs, beliefs, sites, sites, scale, 1.0, 1.0, log_z
             )
         self._refuse_the_impossible()
-        key = np.concatenate([batch.key_of_each for batch in self.in_order])
         row = np.concatenate([batch.rows for batch in self.in_order])
-        turn = np.lexsort((row, key))
-        keys, begins = np.unique(key[turn], return_index=True)
-        return dict(zip(keys.tolist(), np.split(log_z[turn], begins[1:]), strict=True))
+        groups = by_key(np.concatenate([batch.key_of_each for batch in self.in_order]))
+        return {key: log_z[which[np.argsort(row[which])]] for key, which in groups.items()}
 
     def _accepted(self, state: GraphState, work: SweepArrays) -> tuple[SweepArrays, Blocks, bool]:
         """The result of a sweep if it is proper, else after halving the step until it is.

@@ -28,7 +28,7 @@ from epfast.graph.problem import (
 )
 from epfast.graph.sparse_blocks import belief_of_prior
 from epfast.graph.training import operator_of
-from epfast.graph.variables import Block, Index, Linear, Scales, Variables
+from epfast.graph.variables import Block, Index, Linear, Scales, Variables, by_key
 from epfast.inference import SweepInfo
 from epfast.inference.certificates import Check
 from epfast.inference.files import write
@@ -459,10 +459,7 @@ class GraphPosterior(Recorded):
     def by_batch(self) -> dict[int, tuple[Index, Index, Array, Array]]:
         """For each batch its rows, where the sites of each row begin, sites, and log scales."""
         every = self.by_factor
-        turn = np.argsort(every.key, kind="stable")
-        keys, first = np.unique(every.key[turn], return_index=True)
-        by_key = {}
-        for key, which in zip(keys.tolist(), np.split(turn, first[1:]), strict=True):
-            starts, numbers = every.select(which)
-            by_key[key] = every.row[which], starts, numbers, every.log_scale[which]
-        return by_key
+        return {
+            key: (every.row[which], *every.select(which), every.log_scale[which])
+            for key, which in by_key(every.key).items()
+        }

@@ -172,8 +172,7 @@ class GraphProblem(NamedTuple):
     in_priors: tuple[int, ...] = ()
 
     def with_priors(self) -> GraphProblem:
-        """The problem with the priors of blocks and the batches as a fit has them."""
-        own: dict[int, list[Batch]] = {}
+        """The problem with the priors of blocks, and the batches that these have in them."""
         model, own = self.model, dict[int, list[Batch]]()
         for batch in model.batches if model.blocks else ():
             own.setdefault(batch.block, []).append(batch)

@@ -39,6 +39,13 @@ def ends(counts: ArrayLike) -> Index:
     return found
 
 
+def by_key(keys: Index) -> dict[int, Index]:
+    """The places of each key, in order."""
+    turn = np.argsort(keys, kind="stable")
+    each, first = np.unique(keys[turn], return_index=True)
+    return dict(zip(each.tolist(), np.split(turn, first[1:]), strict=True))
+
+
 class Terms(NamedTuple):
     """Sums of coefficients times variables, one per factor: ragged rows."""
 
